@@ -75,7 +75,7 @@ inline void take_turns(std::vector<StageMemory>& stages) {
   const auto summing = std::ranges::max_element(stages, {}, &StageMemory::summed);
   const auto updating = std::ranges::max_element(stages, {}, &StageMemory::update);
   for (auto stage = stages.begin(); stage != stages.end(); ++stage) {
-    if (stage != working) stage->workspace = stage->gathered = stage->brought = Bytes(0);
+    if (stage != working) stage->workspace = stage->gathered = Bytes(0);
     if (stage != summing) stage->summed = Bytes(0);
     if (stage == updating) continue;
     updating->to_come += std::exchange(stage->to_come, Bytes(0));
@@ -95,15 +95,15 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
   }
 }
 
-/// Adds what compute actions of a stage take with so many micro-batches in flight. What is gathered is no more than the
-/// gradients that are made, and units that fill.
+/// Adds what compute actions of a stage take with so many micro-batches in flight. Units of gradients are there no
+/// sooner than their first gradient.
 inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& compute, const MicrobatchSamples& samples,
                              const InFlight& in_flight) {
   memory.saved = samples.held(compute.kept, in_flight.whole) + samples.held(compute.deferred_weight, in_flight.waiting);
   memory.workspace += compute.work;
   if (compute.to_sum > Bytes(0)) {
     const Bytes at_the_end = compute.to_sum - compute.kept, most = std::max(compute.summing, at_the_end);
-    memory.gathered = std::min(memory.gathered, most - compute.work + memory.filling);
+    memory.gathered = std::min(memory.gathered, most - compute.work);
   }
   memory.to_come = Bytes(0);
   if (in_flight.gradients == FirstGradients::kNone) memory.to_come = memory.first_made;
@@ -115,22 +115,20 @@ class RecomputedStage {
  public:
   /// @param fixed  `fixed_memory` of the stage @pre the arguments outlive it
   RecomputedStage(const SizedStages& stages, std::size_t stage, const InFlight& in_flight, const StageMemory& fixed)
-      : compute_(stages.nodes[stage], stages.costs(stage), stages.staging.schedule,
-                 nodes_apart(stages, stage, fixed.copies_go)),
+      : compute_(stages.nodes[stage], stages.costs(stage), stages.staging.schedule, nodes_apart(stages, stage, fixed),
+                 gathered_by_nodes(stages.work, stages.nodes[stage], fixed.unsharded)),
         samples_(&stages.samples[stage]),
         in_flight_(in_flight),
         fixed_(&fixed) {
-    if (fixed.brought > Bytes(0))
-      gathered_.emplace(stages.work, stages.nodes[stage], keeps_backwards_whole(stages.staging.schedule));
+    if (fixed.unsharded.computed_with > Bytes(0)) regathered_.emplace(stages.work, stages.nodes[stage]);
   }
 
   void recompute(const SegmentPiece& piece) {
-    compute_.recompute(piece);
-    if (gathered_) gathered_->add(piece.nodes);
+    const Bytes kept = regathered_ ? regathered_->of(piece.nodes).kept : Bytes(0);
+    compute_.recompute(piece, kept, fixed_->unsharded.computed_with);
   }
   /// Sets what recomputation changes.
   void apply_to(StageMemory& memory) const {
-    if (gathered_) memory.brought = std::min(fixed_->in_shards, fixed_->brought + gathered_->held());
     memory.workspace = fixed_->workspace;
     memory.gathered = fixed_->gathered;
     add_microbatches(memory, compute_.memory(), *samples_, in_flight_);
@@ -141,7 +139,7 @@ class RecomputedStage {
   const MicrobatchSamples* samples_;
   InFlight in_flight_;
   const StageMemory* fixed_;
-  std::optional<Regathered> gathered_;  // under ZeRO 3
+  std::optional<Regathered> regathered_;  // under ZeRO 3
 };
 
 /// Parameters whose gradients a stage's first backward makes: no other stage reads them. If backwards are split, second
@@ -208,7 +206,7 @@ class RecomputedStage {
       continue;
     }
     MicrobatchMemory compute;
-    for (const auto& node : nodes_apart(stages, s, fixed[s].copies_go)) compute = compute.with(node, schedule);
+    for (const auto& node : nodes_apart(stages, s, fixed[s])) compute = compute.with(node, schedule);
     add_microbatches(memory[s], compute, stages.samples[s], in_flight[s]);
   }
   add_boundary(memory, stages, in_flight);
@@ -266,7 +264,7 @@ class RecomputedStage {
       const ParameterProfile& profile = work.parameters[parameter.index()];
       if (!profile.trainable) continue;
       memory[s].workspace += profile.bytes * 2;
-      if (profile.highest_zero > 0 && !sharing.of(parameter, s).tied) units.read_by_several = true;
+      if (profile.highest_zero > 0 && !sharing.of(parameter, s).tied) units.read_by_several(profile, zero);
     }
     if (made_once && follows_order(staging, s))
       memory[s].first_made = detail::bytes_in_all(work, detail::first_made(work, staging, sharing, nodes[s]));

@@ -9,6 +9,7 @@
 
 #include <autopar/plan/memory/in_flight.hpp>
 #include <autopar/plan/memory/optimizations.hpp>
+#include <autopar/plan/memory/stage_memory.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/plan/model/slices.hpp>
 #include <autopar/schedule/traits.hpp>
@@ -86,6 +87,11 @@ struct MicrobatchMemory {
             .last = node.members.back()};
   }
 
+  /// Adds parameters that are unsharded while the node works.
+  void add_gathered(Bytes bytes) {
+    work += bytes;
+    summing += bytes;
+  }
   /// Adds a parameter gradient that replicas sum. A block of nodes makes it while the block works.
   void add_to_sum(Bytes gradient, bool of_block) {
     to_sum += gradient;
@@ -125,13 +131,36 @@ struct MicrobatchMemory {
          keeps_backwards_whole(staging.schedule);
 }
 
+/// Under ZeRO 3, the unsharded parameters beside the shards while each node of a stage works.
+/// @param unsharded  of the stage @return empty at lower levels
+[[nodiscard]] inline std::vector<Bytes> gathered_by_nodes(const Workload& work, const std::vector<NodeId>& nodes,
+                                                          const Unsharded& unsharded) {
+  if (unsharded.computed_with == Bytes(0)) return {};
+  std::vector<Bytes> beside(nodes.size());  // the most that the nearest reader on either side reads
+  const auto look = [&](std::size_t place, Bytes& nearest) {
+    const WorkNode& node = work.graph[nodes[place]];
+    beside[place] = std::max(beside[place], nearest);
+    if (node.members.size() > 1) beside[place] = std::max(beside[place], node.largest_trained);
+    if (node.largest_trained > Bytes(0)) nearest = node.largest_trained;
+  };
+  Bytes before{}, after{};
+  for (std::size_t i = 0; i < nodes.size(); ++i) look(i, before);
+  for (std::size_t i = nodes.size(); i-- > 0;) look(i, after);
+  std::vector<Bytes> gathered;
+  gathered.reserve(nodes.size());
+  for (std::size_t i = 0; i < nodes.size(); ++i)
+    gathered.push_back(unsharded.gathered(work.graph[nodes[i]].largest_trained, beside[i]));
+  return gathered;
+}
+
 /// The memory of each node of a stage, none of which is recomputed. If gradients follow activations, a node's backward
 /// may be the first to make a parameter's gradient, which counts at its last reader. And it frees the parameter copies
 /// that the call made. Gradients are larger than copies, so a forward, which makes all copies, takes less than the
-/// backward. Otherwise gradients exist before, or replicas sum them in separate memory.
-/// @param copies_go  whether the stage's parameters are neither sharded nor offloaded
+/// backward. Otherwise gradients exist before, or replicas sum them in separate memory, in units that begin with a
+/// gradient of theirs.
+/// @param fixed  `fixed_memory` of the stage
 [[nodiscard]] inline std::vector<MicrobatchMemory> nodes_apart(const SizedStages& stages, std::size_t stage,
-                                                               bool copies_go) {
+                                                               const StageMemory& fixed) {
   const Workload& work = stages.work;
   const std::vector<NodeId>& nodes = stages.nodes[stage];
   const std::vector<NodeCost>& costs = stages.costs(stage);
@@ -139,19 +168,25 @@ struct MicrobatchMemory {
   std::vector<MicrobatchMemory> out;
   out.reserve(nodes.size());
   for (const NodeId node : nodes) out.push_back(MicrobatchMemory::of(work.graph[node], costs[node.index()], schedule));
+  const auto gathered = gathered_by_nodes(work, nodes, fixed.unsharded);
+  for (std::size_t i = 0; i < gathered.size(); ++i) out[i].add_gathered(gathered[i]);
   const bool follow = gradients_follow_activations(stages.staging, stage);
   if (!follow && !sums_follow_activations(stages.staging, stage)) return out;
   std::vector<bool> read(work.parameters.size(), false);
+  bool any_made = false;
   for (std::size_t i = nodes.size(); i-- > 0;) {
     for (const ParameterId id : work.graph[nodes[i]].parameters) {
       const ParameterProfile& parameter = work.parameters[id.index()];
       if (!parameter.trainable) continue;
       const bool is_first = !read[id.index()];
       read[id.index()] = true;
+      any_made = true;
       if (is_first && follow) out[i].made += parameter.bytes;
       if (is_first && !follow) out[i].add_to_sum(parameter.bytes, work.graph[nodes[i]].members.size() > 1);
-      if (follow && copies_go && parameter.copy_by_call) out[i].copies += parameter.copy;
+      if (follow && fixed.copies_go && parameter.copy_by_call) out[i].copies += parameter.copy;
     }
+    if (!follow && any_made && fixed.unsharded.unit > Bytes(0))
+      out[i].summing += std::max(fixed.unsharded.units_of(work.graph[nodes[i]].largest_trained), fixed.unsharded.unit);
   }
   return out;
 }
@@ -162,10 +197,16 @@ namespace detail {
 class StageMicrobatch {
  public:
   /// @param nodes  of the stage, ascending
-  /// @param apart  `nodes_apart` @pre the other arguments outlive it
+  /// @param apart     `nodes_apart` @pre the other arguments outlive it
+  /// @param gathered  `gathered_by_nodes`, in `apart`
   StageMicrobatch(const std::vector<NodeId>& nodes, const std::vector<NodeCost>& costs, ScheduleKind schedule,
-                  const std::vector<MicrobatchMemory>& apart)
-      : nodes_(&nodes), costs_(&costs), schedule_(schedule), leaves_(std::bit_ceil(nodes.size())), tree_(2 * leaves_) {
+                  const std::vector<MicrobatchMemory>& apart, std::vector<Bytes> gathered = {})
+      : nodes_(&nodes),
+        costs_(&costs),
+        schedule_(schedule),
+        gathered_(std::move(gathered)),
+        leaves_(std::bit_ceil(nodes.size())),
+        tree_(2 * leaves_) {
     std::copy(apart.begin(), apart.end(), tree_.begin() + static_cast<std::ptrdiff_t>(leaves_));
     for (std::size_t at = leaves_; at-- > 1;) join(at);
   }
@@ -174,7 +215,9 @@ class StageMicrobatch {
   /// leaves it, unless the stage's backward began with that. Its nodes run again, beside what leaves it (until all have
   /// run) and the gradients of that. Meanwhile they fill up with what they keep. Nothing of it is deferred. Parameter
   /// copies enter it, too, and stay until its backward is over.
-  void recompute(const SegmentPiece& piece) {
+  /// @param kept_gathered  unsharded parameters that the piece keeps for its backward
+  /// @param all_gathered   those of the stage
+  void recompute(const SegmentPiece& piece, Bytes kept_gathered = {}, Bytes all_gathered = {}) {
     const auto of = [](const std::map<NodeId, Bytes>& bytes, NodeId node) {
       const auto found = bytes.find(node);
       return found == bytes.end() ? Bytes(0) : found->second;
@@ -195,7 +238,9 @@ class StageMicrobatch {
       leaf.kept = std::exchange(outside, Bytes(0));
       leaf.copies = std::exchange(copies, Bytes(0));
       leaf.deferred_weight = Bytes(0);
-      const Bytes works = inside + std::max(cost.workspace - of(piece.summed, node), cost.forward_workspace + again);
+      const Bytes gathered = gathered_.empty() ? Bytes(0) : std::min(gathered_[place] + kept_gathered, all_gathered);
+      const Bytes works =
+          inside + std::max(cost.workspace - of(piece.summed, node), cost.forward_workspace + again) + gathered;
       leaf.summing += works - std::exchange(leaf.work, works);
       for (std::size_t at = (leaves_ + place) / 2; at > 0; at /= 2) join(at);
     }
@@ -209,6 +254,7 @@ class StageMicrobatch {
   const std::vector<NodeId>* nodes_;
   const std::vector<NodeCost>* costs_;
   ScheduleKind schedule_;
+  std::vector<Bytes> gathered_;  // by place
   std::size_t leaves_;
   std::vector<MicrobatchMemory> tree_;  // the root is 1, the children of i are 2 i and 2 i + 1
 };

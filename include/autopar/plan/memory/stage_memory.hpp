@@ -12,6 +12,31 @@
 
 namespace autopar {
 
+/// From ZeRO 2 on, what decides how much is unsharded while an operator of a stage works, beside the shards.
+///
+/// A unit has at most `unit` bytes, or it is one parameter. So the parameters of an operator are in units of at most
+/// their own bytes, or one unit, and one unit more.
+struct Unsharded {
+  Bytes unit{};           ///< 0: nothing is unsharded for compute actions
+  Bytes owned{};          ///< trainable bytes of the stage that are held in shards
+  Bytes computed_with{};  ///< under ZeRO 3, what is gathered in their place
+  Bytes of_several{};     ///< the units of parameters that several operators read: they stay from the first to the last
+  bool whole_backwards = true;  ///< the input half of a split backward ends with all that it gathered
+
+  /// Bytes of the units that an operator's parameters are in.
+  [[nodiscard]] Bytes units_of(Bytes read) const { return read > Bytes(0) ? std::max(read, unit) + unit : Bytes(0); }
+  /// Gathered parameters: the operator's, and one unit of the operator before or after it.
+  /// @param read    trainable bytes that the operator reads
+  /// @param beside  the most that one of its neighbours reads, of those that read any
+  [[nodiscard]] Bytes gathered(Bytes read, Bytes beside) const {
+    if (computed_with == Bytes(0)) return Bytes(0);
+    const Bytes ahead = beside > Bytes(0) ? std::max(beside, unit) : Bytes(0);
+    const Bytes most = whole_backwards ? std::min(of_several + units_of(read) + ahead, owned) : owned;
+    return detail::in_proportion(most, computed_with, owned);
+  }
+  friend bool operator==(const Unsharded&, const Unsharded&) = default;
+};
+
 /// Peak bytes of the worst rank of a stage, term by term.
 struct StageMemory {
   Bytes parameters{};  ///< parameters, copies that are read in their place, buffers, and resident bytes of nodes; a
@@ -22,12 +47,10 @@ struct StageMemory {
                        ///< weight backwards need
   Bytes boundary{};    ///< values and gradients from and to other stages
   Bytes workspace{};   ///< of a compute action beside these, see MicrobatchMemory; negative if gradients come while
-                       ///< activations and parameter copies are freed. Also: parameter gradients that wait for other
-                       ///< readers, results that the caller has, what a rank holds beside its stages
+                       ///< activations and parameter copies are freed. Also: unsharded parameters, gradients that
+                       ///< wait for other readers, results that the caller has, what a rank holds beside its stages
   Bytes gathered{};    ///< under ZeRO, unsharded or summed units of gradients, beside the shards; and the copy of a
                        ///< bucket that is sent rounded
-  Bytes filling{};     ///< no memory of its own: what of `gathered` may be there before a gradient is made
-  Bytes brought{};     ///< under ZeRO 3, unsharded parameters beside the shards
   Bytes summed{};      ///< under ZeRO 1, the shard of a sum beside the sum, and a bucket's copy, if all is summed at
                        ///< once, when no activations are left
   Bytes update{};      ///< temporaries of the optimizer's step, when only parameters and their state are left, less
@@ -38,15 +61,13 @@ struct StageMemory {
   Bytes coming{};      ///< no memory of its own: those of them that are there, at most, while they are made, less what
                        ///< was deferred and has gone meanwhile
   Bytes to_come{};     ///< those of them that are not made when compute actions need most
-  Bytes in_shards{};   ///< no memory of its own: unsharded size of the parameters that ZeRO 3 shards
+  Unsharded unsharded{};   ///< no memory of its own: what sizes the unsharded parameters in `workspace`
   bool copies_go = false;  ///< no memory: whether backwards free the copies that their call made
 
   /// While compute actions run.
-  [[nodiscard]] Bytes running() const {
-    return boundary + workspace + std::max(saved + gathered + brought, summed) - to_come;
-  }
+  [[nodiscard]] Bytes running() const { return boundary + workspace + std::max(saved + gathered, summed) - to_come; }
   /// Of one compute action: stages that share ranks run theirs one after the other.
-  [[nodiscard]] Bytes transient() const { return workspace + gathered + brought; }
+  [[nodiscard]] Bytes transient() const { return workspace + gathered; }
   [[nodiscard]] Bytes total() const { return parameters + gradients + optimizer + std::max(running(), update); }
   friend bool operator==(const StageMemory&, const StageMemory&) = default;
 };

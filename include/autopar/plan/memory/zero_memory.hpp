@@ -59,38 +59,34 @@ class Sharing {
   ReadingStages readers_;
 };
 
-/// What recomputed segments of a stage gather under ZeRO 3. A segment keeps up to kKeptForBackward of it for its
-/// backward; the rest is resharded and gathered again. Parameters that other nodes of the stage read, too, stay
-/// unsharded from the first of their backwards to the last. The input half of a split backward frees nothing.
+/// What recomputed segments of a stage gather under ZeRO 3, if backwards are whole. A segment keeps up to
+/// kKeptForBackward of it for its backward; the rest is resharded and gathered again. Parameters that other nodes of
+/// the stage read, too, stay unsharded anyway.
 class Regathered {
  public:
   /// @param stage  nodes of the stage
-  Regathered(const Workload& work, const std::vector<NodeId>& stage, bool whole_backwards)
-      : work_(work), whole_backwards_(whole_backwards) {
+  Regathered(const Workload& work, const std::vector<NodeId>& stage) : work_(work) {
     for (const NodeId node : stage) {
       for (const ParameterId id : read_by(node)) ++readers_[id];
     }
   }
 
-  void add(const std::vector<NodeId>& segment) {
+  struct OfSegment {
+    Bytes kept{};       ///< until its backward
+    Bytes once_more{};  ///< gathered again by a micro-batch
+  };
+  [[nodiscard]] OfSegment of(const std::vector<NodeId>& segment) const {
     std::map<ParameterId, int> inside;
     for (const NodeId node : segment) {
       for (const ParameterId id : read_by(node)) ++inside[id];
     }
     Bytes own{};
     for (const auto& [id, count] : inside) {
-      const Bytes bytes = work_.parameters[id.index()].computed_with();
-      if (whole_backwards_ && count == readers_[id])
-        own += bytes;
-      else if (stays_.insert(id).second)
-        stay_ += bytes;
+      if (count == readers_.at(id)) own += work_.parameters[id.index()].computed_with();
     }
-    most_kept_ = std::max(most_kept_, std::min(own, kKeptForBackward));
-    once_more_ += own - std::min(own, kKeptForBackward);
+    const Bytes kept = std::min(own, kKeptForBackward);
+    return {kept, own - kept};
   }
-
-  [[nodiscard]] Bytes held() const { return stay_ + most_kept_; }        ///< at a time
-  [[nodiscard]] Bytes gathered_once_more() const { return once_more_; }  ///< by a micro-batch
 
  private:
   /// Sharded parameters that the node reads.
@@ -104,10 +100,7 @@ class Regathered {
   }
 
   const Workload& work_;
-  bool whole_backwards_;
   std::map<ParameterId, int> readers_;
-  std::set<ParameterId> stays_;
-  Bytes stay_{}, most_kept_{}, once_more_{};
 };
 
 /// What is unsharded beside the shards. A unit is as large as `BucketPolicy::unit_size`, or it is one parameter. What
@@ -115,29 +108,29 @@ class Regathered {
 /// - ZeRO 1: a rank has its shard of a sum beside the sum; if the stage has one unit, when the backward is over.
 /// - ZeRO 2 and 3: one unit of gradients fills while the one before is sent. A unit with a parameter that several
 ///   operators read fills first and is full last. All others wait for it, while one of the compute action before is
-///   sent.
-/// - ZeRO 3: an operator reads parameters of at most two units, one of them no larger than a bucket, while the next
-///   operator's units arrive. The input half of a split backward makes no parameter gradients. It ends with all that it
-///   gathered, and the other half begins with units for what was not deferred.
+///   sent. Likewise for the second half of a split backward.
+/// - ZeRO 3: also parameters, see Unsharded.
 ///
 /// At every level, gradients that are sent rounded are copied: what is sent and what is received together are as large
 /// as the bucket. One bucket at a time is in such a copy.
-///
-/// What is sent was made, and so were full units. Beside them an operator may end a unit, and begin the next.
 struct GatheredUnits {
   Bytes largest{};  ///< most trainable bytes that one operator of the stage reads
   Bytes of_all{};   ///< likewise, of any stage
   BucketPolicy buckets{};
-  Bytes owned{};                 ///< trainable bytes of the stage that are held in shards
-  Bytes computed_with{};         ///< bytes that are computed with in their place
-  bool read_by_several = false;  ///< whether several operators read one of them
-  Bytes rounded_units{};         ///< of gradients that are sent rounded, those that are summed into shards
-  Bytes rounded_whole{};         ///< and those that are summed whole
+  Bytes owned{};          ///< trainable bytes of the stage that are held in shards
+  Bytes computed_with{};  ///< bytes that are computed with in their place
+  Bytes of_several{};     ///< units of those that several operators read
+  Bytes rounded_units{};  ///< of gradients that are sent rounded, those that are summed into shards
+  Bytes rounded_whole{};  ///< and those that are summed whole
 
   /// Adds a parameter of the stage.
   void add(const ParameterProfile& profile) {
     owned += profile.bytes;
     computed_with += profile.computed_with();
+  }
+  /// Several operators read one that was added.
+  void read_by_several(const ParameterProfile& profile, int zero) {
+    of_several += std::max(profile.bytes, buckets.unit_size(zero, of_all));
   }
   /// Adds the units of a stage with several replicas, and the copy.
   void add_to(StageMemory& memory, int zero, const Staging& staging, int replicas) const {
@@ -151,14 +144,13 @@ struct GatheredUnits {
       (all_in_one ? memory.summed : memory.gathered) = copy + (in_shards ? shard_of(unit, replicas) : Bytes(0));
       return;
     }
-    const bool at_once = read_by_several || !keeps_backwards_whole(staging.schedule);
-    const Bytes gradients = std::min(at_once ? owned + unit : unit * 2, owned * staging.microbatches);
-    const Bytes parameters = largest > bucket ? (largest + bucket) * 2 : unit * 3;
-    memory.gathered = gradients + copy;
-    memory.filling = limit + bucket;
-    if (zero < 3) return;
-    memory.in_shards = computed_with;
-    memory.brought = owned > Bytes(0) ? in_proportion(std::min(parameters, owned), computed_with, owned) : Bytes(0);
+    const bool is_whole = keeps_backwards_whole(staging.schedule), at_once = of_several > Bytes(0) || !is_whole;
+    memory.gathered = std::min(at_once ? owned + unit : unit * 2, owned * staging.microbatches) + copy;
+    memory.unsharded = {.unit = buckets.unit_size(zero, of_all),
+                        .owned = owned,
+                        .computed_with = zero == 3 ? computed_with : Bytes(0),
+                        .of_several = of_several,
+                        .whole_backwards = is_whole};
   }
 };
 

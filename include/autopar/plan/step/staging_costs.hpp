@@ -304,9 +304,10 @@ class StagingCosts {
   /// Bytes that recomputed segments reshard before their backwards and gather again.
   [[nodiscard]] Bytes regathered_bytes(StageId stage) const {
     if (zero_ < 3 || recomputed_[stage.index()].empty() || !whole_backwards_) return {};
-    detail::Regathered read(work_, nodes_[stage.index()], whole_backwards_);
-    for (const auto& segment : recomputed_[stage.index()]) read.add(segment);
-    return read.gathered_once_more();
+    const detail::Regathered read(work_, nodes_[stage.index()]);
+    Bytes again{};
+    for (const auto& segment : recomputed_[stage.index()]) again += read.of(segment).once_more;
+    return again;
   }
 
   /// Over the replicas of the first tensor shard; other shards are similar.

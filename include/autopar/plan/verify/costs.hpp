@@ -15,32 +15,22 @@
 
 namespace autopar::verify {
 
-/// Bytes that recomputed segments of a stage gather under ZeRO 3. Parameters that atoms outside a segment read as well
-/// stay unsharded, and all do if backwards are split. Of the rest a segment keeps up to 256 MiB.
+/// What a recomputed segment of a stage gathers under ZeRO 3 and no other atom reads: it keeps up to 256 MiB.
 struct Regathered {
-  Bytes held{};       ///< at a time, until their gradients are made
+  Bytes kept{};       ///< from its second forward until its gradients are made
   Bytes once_more{};  ///< resharded after the second forward, and gathered again
 };
-[[nodiscard]] inline Regathered regathered(const StatedPlan& stated, std::size_t stage) {
+[[nodiscard]] inline Regathered regathered(const StatedPlan& stated, std::size_t stage,
+                                           const std::vector<NodeId>& segment) {
   constexpr Bytes kKept{256 << 20};
-  std::set<ParameterId> always;
-  Bytes most{};
-  Regathered out;
-  for (const auto& segment : stated.plan.stages[stage].recomputed) {
-    Bytes alone{};
-    for (const auto& [id, readers] : stated.stages[stage].trained) {
-      const ParameterProfile& parameter = stated.model.parameters[id.index()];
-      const auto is_inside = [&](NodeId reader) { return std::ranges::find(segment, reader) != segment.end(); };
-      if (parameter.highest_zero < 3 || std::ranges::none_of(readers, is_inside)) continue;
-      const bool stays = stated.splits_backwards() || !std::ranges::all_of(readers, is_inside);
-      if (!stays) alone += parameter.computed_with();
-      if (stays && always.insert(id).second) out.held += parameter.computed_with();
-    }
-    most = std::max(most, std::min(alone, kKept));
-    out.once_more += alone - std::min(alone, kKept);
+  if (stated.splits_backwards()) return {};
+  Bytes alone{};
+  for (const auto& [id, readers] : stated.stages[stage].trained) {
+    const ParameterProfile& parameter = stated.model.parameters[id.index()];
+    const auto is_inside = [&](NodeId reader) { return std::ranges::find(segment, reader) != segment.end(); };
+    if (parameter.highest_zero >= 3 && std::ranges::all_of(readers, is_inside)) alone += parameter.computed_with();
   }
-  out.held += most;
-  return out;
+  return {std::min(alone, kKept), alone - std::min(alone, kKept)};
 }
 
 /// Costs of a plan's stages under its ZeRO level, with what they recompute; cached.
@@ -201,7 +191,10 @@ class StatedCosts {
     if (zero_ == 3) {
       first = half(of_unit(computed_with));
       gathered = half(computed_with);
-      again = half(regathered(stated_, stage).once_more);
+      Bytes once_more{};
+      for (const auto& segment : stated_.plan.stages[stage].recomputed)
+        once_more += regathered(stated_, stage, segment).once_more;
+      again = half(once_more);
     }
     const Passes over_memory = passes(stage);
     cost.forward += zero_ == 3 ? over_memory.per_gather : Seconds{};

@@ -213,6 +213,7 @@ class Ledger {
       atoms[atom] = {cost.saved, cost.workspace};
       if (stated_.splits_backwards()) stage.parted += cost.deferred_weight;
     }
+    add_gathered(s, atoms);
     const bool alone = plan_.microbatches == 1 && stated_.beside(s).size() == 1;
     const bool once = alone && plan.mesh.replicas() == 1;
     const bool sums = alone && !once && !stated_.splits_backwards();
@@ -228,11 +229,14 @@ class Ledger {
       for (const NodeId reader : readers)
         atoms[first.contains(reader) ? first.at(reader) : reader].copies += parameter.copy;
     }
+    bool any_made = false;
     for (auto atom = atoms.rbegin(); atom != atoms.rend(); ++atom) {
       const auto& [keeps, needs, gradients, copies] = atom->second;
+      any_made |= stated_.stages[s].read_by.contains(atom->first);
+      const Bytes fills = any_made ? most_filling(s, atom->first) : Bytes(0);
       if (once) to_come -= gradients;
       working = std::max(working, stated_.splits_backwards() ? needs : needs - stage.kept - to_come - gone);
-      summing = std::max(summing, needs - stage.kept + made);
+      summing = std::max(summing, needs - stage.kept + made + fills);
       stage.kept += keeps;
       gone += copies;
       made += gradients;
@@ -240,6 +244,58 @@ class Ledger {
     if (sums && made > Bytes(0)) stage.summed = std::max(summing, made - stage.kept) - working;
     stage.working += working + outside_stages();
     stage.update -= gone;
+  }
+
+  [[nodiscard]] bool sums_units(std::size_t s) const { return plan_.zero >= 2 && plan_.stages[s].mesh.replicas() > 1; }
+  /// Units that parameters of an atom lie in: its own, or a unit's limit, and one unit more.
+  [[nodiscard]] Bytes units_with(Bytes read) const { return std::max(read, stated_.unit_limit) + stated_.unit_limit; }
+  /// Beside gradients that later atoms made: the atom's, in their units, or the unit that its next reader goes on with.
+  [[nodiscard]] Bytes most_filling(std::size_t s, NodeId atom) const {
+    if (!sums_units(s)) return Bytes(0);
+    const auto& read_by = stated_.stages[s].read_by;
+    const auto own = read_by.find(atom);
+    return own == read_by.end() ? stated_.unit_limit : units_with(own->second);
+  }
+
+  /// ZeRO 3: the units of an atom's parameters, and of the nearest atom with parameters on one side one unit. What
+  /// several atoms read stays, and a recomputed segment keeps some. An input half of a backward keeps all.
+  void add_gathered(std::size_t s, Atoms& atoms) const {
+    if (!sums_units(s) || plan_.zero < 3) return;
+    const Sharded sharded = sharded_in_units(s);
+    if (sharded.trained == Bytes(0)) return;
+    std::map<NodeId, Bytes> kept;
+    for (const auto& segment : plan_.stages[s].recomputed) {
+      for (const NodeId atom : segment) kept[atom] = regathered(stated_, s, segment).kept;
+    }
+    const auto& read_by = stated_.stages[s].read_by;
+    for (auto& [atom, of] : atoms) {
+      const auto own = read_by.lower_bound(atom), after = read_by.upper_bound(atom);
+      Bytes there = sharded.of_several, next{};
+      if (own != after) there += units_with(own->second);
+      if (own != read_by.begin()) next = std::max(std::prev(own)->second, stated_.unit_limit);
+      if (after != read_by.end()) next = std::max({next, after->second, stated_.unit_limit});
+      there = stated_.splits_backwards() ? sharded.trained : std::min(there + next, sharded.trained);
+      const double part = sharded.computed_with / sharded.trained;
+      const Bytes gathered(static_cast<std::int64_t>(static_cast<double>(there.value()) * part));
+      of.needs += std::min(gathered + kept[atom], sharded.computed_with);
+    }
+  }
+
+  /// What a stage's replicas hold in shards of units.
+  struct Sharded {
+    Bytes trained{}, computed_with{};
+    Bytes of_several{};  // units of what several atoms read
+  };
+  [[nodiscard]] Sharded sharded_in_units(std::size_t s) const {
+    Sharded out;
+    for (const auto& [id, atoms] : stated_.stages[s].trained) {
+      const ParameterProfile& own = stated_.parameter(id);
+      if (stated_.readers[id.index()].size() > 1 || own.highest_zero == 0) continue;
+      out.trained += own.bytes;
+      out.computed_with += own.computed_with();
+      if (atoms.size() > 1) out.of_several += std::max(own.bytes, stated_.unit_limit);
+    }
+    return out;
   }
 
   /// A segment that is recomputed keeps what enters it from its stage, unless that is kept there, and what it keeps for
@@ -371,51 +427,34 @@ class Ledger {
     }
   }
 
-  /// What is unsharded beside the shards, and what is sent. ZeRO 1: the shard of a sum before the sum is freed. ZeRO 2
-  /// and 3: units of gradients that fill and that are summed. It is all units if they wait for a parameter that several
-  /// atoms read, or for the second half of a backward. ZeRO 3: also units of parameters, of one atom and the next.
+  /// What is sent, and units of gradients. ZeRO 1: the shard of a sum before the sum is freed. ZeRO 2 and 3: units of
+  /// gradients that fill and that are summed. It is all units if they wait for a parameter that several atoms read, or
+  /// for the second half of a backward.
   void add_units(std::size_t s) {
+    Stage& stage = stages_[s];
     const int replicas = plan_.stages[s].mesh.replicas();
     const SentCopy copy = sent_copy(s);
-    if (plan_.zero == 0 || replicas < 2) {
-      if (copy.is_all)
-        stages_[s].summing += copy.bytes;
-      else
-        stages_[s].working += there(stages_[s], copy.bytes, Bytes(0));
-      return;
-    }
-    Bytes shared{}, gathered{};
-    bool at_once = stated_.splits_backwards();
-    for (const auto& [id, atoms] : stated_.stages[s].trained) {
-      const ParameterProfile& own = stated_.parameter(id);
-      if (stated_.readers[id.index()].size() > 1 || own.highest_zero == 0) continue;
-      shared += own.bytes;
-      gathered += own.computed_with();
-      at_once |= atoms.size() > 1;
-    }
+    const Sharded sharded = sharded_in_units(s);
     const Bytes bucket = plan_.buckets.size, largest = stated_.stages[s].most_read;
-    const Bytes unit = std::min(shared, largest > bucket ? largest : stated_.unit_limit);
-    if (plan_.zero == 1) {
-      const Bytes beside = part_of(unit, replicas) + copy.bytes;
-      if (unit == shared && copy.is_all)
-        stages_[s].summing += beside;
-      else
-        stages_[s].working += there(stages_[s], beside, Bytes(0));
+    const Bytes unit = std::min(sharded.trained, largest > bucket ? largest : stated_.unit_limit);
+    if (sums_units(s)) {
+      const bool at_once = stated_.splits_backwards() || sharded.of_several > Bytes(0);
+      const Bytes units = at_once ? sharded.trained + unit : unit * 2;
+      stage.working += there(stage, std::min(units, sharded.trained * plan_.microbatches) + copy.bytes);
       return;
     }
-    const Bytes units = std::min(at_once ? shared + unit : unit * 2, shared * plan_.microbatches);
-    const Bytes limit = largest > bucket ? largest : stated_.unit_limit;
-    stages_[s].working += there(stages_[s], units + copy.bytes, limit + bucket);
-    if (plan_.zero == 2 || shared == Bytes(0)) return;
-    const Bytes come = std::min(largest > bucket ? (largest + bucket) * 2 : unit * 3, shared);
-    const Bytes brought(static_cast<std::int64_t>(static_cast<double>(come.value()) * (gathered / shared)));
-    stages_[s].working += std::min(brought + regathered(stated_, s).held, gathered);
+    const bool has_shards = plan_.zero > 0 && replicas > 1;
+    const Bytes beside = copy.bytes + (has_shards ? part_of(unit, replicas) : Bytes(0));
+    if (copy.is_all && (!has_shards || unit == sharded.trained))
+      stage.summing += beside;
+    else
+      stage.working += there(stage, beside);
   }
 
   /// Of so many bytes those that are there when a compute action needs most: gradients that it has made before, and
   /// what fills.
-  [[nodiscard]] static Bytes there(const Stage& stage, Bytes most, Bytes fills) {
-    return stage.summed ? std::min(most, *stage.summed + fills) : most;
+  [[nodiscard]] static Bytes there(const Stage& stage, Bytes most) {
+    return stage.summed ? std::min(most, *stage.summed) : most;
   }
 
   /// Gradients that are sent in another element type: half a bucket is sent, and as much comes. Of one bucket at a

@@ -49,7 +49,8 @@ struct StatedStage {
   std::int64_t slice = 0;                                ///< most samples that a replica runs at a time
   std::map<ParameterId, std::vector<NodeId>> trained{};  ///< trained parameters, and the atoms that read each
   Bytes trained_bytes{}, computed_with{}, sent{};        ///< of all of them; `sent` for their gradients
-  Bytes most_read{};                                     ///< trained bytes that one atom reads, at most
+  std::map<NodeId, Bytes> read_by{};                     ///< trained bytes that an atom reads, if it reads any
+  Bytes most_read{};                                     ///< the most of them
 };
 
 /// A plan read together with its model, by definitions alone: what runs where, what crosses stages, which samples. It
@@ -241,6 +242,7 @@ struct StatedPlan {
           read += parameter(id).bytes;
         }
         stage.most_read = std::max(stage.most_read, read);
+        if (read > Bytes(0)) stage.read_by[atom] = read;
       }
       for (const auto& [id, by] : stage.trained) {
         stage.trained_bytes += parameter(id).bytes;

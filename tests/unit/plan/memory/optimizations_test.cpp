@@ -187,7 +187,7 @@ TEST_CASE("recompute: an output is freed once read in its own stage") {
   const std::vector<NodeId> nodes{NodeId(0), NodeId(1), NodeId(2), NodeId(3)};
   const SizedPipeline sized = make_pipeline(work, staging, place(staging, RankPlacement::kReplicasTogether), 2);
   detail::StageMicrobatch stage(nodes, work.node_costs(1), ScheduleKind::kOneFOneB,
-                                nodes_apart({work, staging, sized, {1, 1}, {nodes, {}}, {}}, 0, true));
+                                nodes_apart({work, staging, sized, {1, 1}, {nodes, {}}, {}}, 0, {.copies_go = true}));
   CHECK(stage.memory().kept + stage.memory().work == Bytes(300 + 50));
   stage.recompute(piece);
   // 3 works beside all that leaves; then 2 runs again beside what the other stage has read.
@@ -221,8 +221,9 @@ TEST_CASE("ZeRO: shards its states among replicas, pays in all-gathers") {
     // 1: a share of all sums, which are one bucket. 2: two units of gradients. 3: and three of parameters.
     CHECK(memory.summed == (zero == 1 ? whole / 4 : Bytes(0)));
     CHECK(memory.gathered == (zero >= 2 ? Bytes(2 * 40'000) : Bytes(0)));
-    CHECK(memory.brought == (zero == 3 ? Bytes(3 * 40'000) : Bytes(0)));
   }
+  const auto workspace = [&](std::size_t level) { return levels[level].stages[0].memory.workspace; };
+  CHECK(workspace(3) - workspace(2) == Bytes(3 * 40'000));
   // The same bytes travel, half of them after a quarter of the update.
   const Seconds half = work.all_reduce(whole, meshes[0].ranks()) * 0.5;
   CHECK(levels[1].stages[0].update.value() == Approx((work.update(whole / 4, 2) + half).value()).epsilon(1e-12));
@@ -241,9 +242,9 @@ Cluster four_devices_of_a_host() {
   return cluster;
 }
 
-/// Terms of a model whose one stage four ranks have, under ZeRO 3.
-StageTerms gathered_by_four(const ModelProfile& model, std::vector<std::vector<NodeId>> again,
-                            ScheduleKind schedule = ScheduleKind::kGPipe) {
+/// Terms of a model whose one stage four ranks have.
+StageTerms shared_by_four(const ModelProfile& model, int zero, std::vector<std::vector<NodeId>> again,
+                          ScheduleKind schedule = ScheduleKind::kGPipe) {
   const Cluster cluster = four_devices_of_a_host();
   const RooflineCost cost(cluster);
   Constraints constraints;
@@ -254,16 +255,30 @@ StageTerms gathered_by_four(const ModelProfile& model, std::vector<std::vector<N
   const Workload work = make_workload(model, cost);
   const StepObjective objective(work, cluster, constraints);
   const SizedPipeline sized = make_pipeline(work, staging, place({4}, RankPlacement::kReplicasTogether), 4);
-  return objective.evaluate(staging, sized, {3, {std::move(again)}}).stages[0];
+  return objective.evaluate(staging, sized, {zero, {std::move(again)}}).stages[0];
+}
+
+ModelProfile chain_without_activations(int layers, std::int64_t parameter_bytes) {
+  ModelProfile model = testing::chain(layers, 1e6, parameter_bytes, 0);
+  for (const NodeId node : model.graph.nodes()) {
+    OpProfile& op = model.graph[node];
+    op.saved = op.workspace = op.forward_workspace = op.deferred_weight = {};
+  }
+  return model;
+}
+
+/// Unsharded parameters at the peak of a model without activations.
+Bytes unsharded(const ModelProfile& model, const std::vector<std::vector<NodeId>>& again,
+                ScheduleKind schedule = ScheduleKind::kGPipe) {
+  return shared_by_four(model, 3, again, schedule).memory.workspace -
+         shared_by_four(model, 2, again, schedule).memory.workspace;
 }
 
 }  // namespace
 
 TEST_CASE("ZeRO 3: a recomputed segment's parameters stay unsharded") {
-  ModelProfile model = testing::chain(12, 1e6, 40'000, 400);
-  const auto brought = [&](std::vector<std::vector<NodeId>> again) {
-    return gathered_by_four(model, std::move(again)).memory.brought;
-  };
+  ModelProfile model = chain_without_activations(12, 40'000);
+  const auto brought = [&](const std::vector<std::vector<NodeId>>& again) { return unsharded(model, again); };
   const std::vector<NodeId> few{NodeId(2), NodeId(3)}, many{NodeId(4), NodeId(5), NodeId(6), NodeId(7), NodeId(8)};
   CHECK(brought({}) == Bytes(3 * 40'000));
   CHECK(brought({few}) == Bytes(5 * 40'000));
@@ -278,7 +293,7 @@ TEST_CASE("ZeRO 3: a recomputed segment's parameters stay unsharded") {
 
 TEST_CASE("ZeRO 3: a recomputed segment keeps 256 MiB, gathers the rest") {
   constexpr std::int64_t kMiB = 1 << 20;
-  ModelProfile model = testing::chain(12, 1e6, 64 * kMiB, 400);
+  ModelProfile model = chain_without_activations(12, 64 * kMiB);
   std::vector<NodeId> few, most, all;
   for (const NodeId node : model.graph.nodes()) {
     all.push_back(node);
@@ -287,16 +302,16 @@ TEST_CASE("ZeRO 3: a recomputed segment keeps 256 MiB, gathers the rest") {
     else
       most.push_back(node);
   }
-  const std::int64_t units = 2 * (64 + 32);  // of the operator that runs and of the next, each with a bucket
+  const std::int64_t units = 64 + 32 + 64;  // of the operator that runs, with a bucket, and one of the next
   const auto brought = [&](ScheduleKind schedule, const std::vector<std::vector<NodeId>>& again) {
-    return gathered_by_four(model, again, schedule).memory.brought.value() / kMiB;
+    return unsharded(model, again, schedule).value() / kMiB;
   };
   CHECK(brought(ScheduleKind::kGPipe, {}) == units);
   CHECK(brought(ScheduleKind::kGPipe, {few}) == units + 3 * 64);
   CHECK(brought(ScheduleKind::kGPipe, {all}) == units + 256);
   CHECK(brought(ScheduleKind::kGPipe, {few, most}) == units + 256);
   // The input half of a backward in two parts ends with all of it.
-  CHECK(brought(ScheduleKind::kZbH1, {few}) == units + 3 * 64);
+  CHECK(brought(ScheduleKind::kZbH1, {}) == 12 * 64);
   CHECK(brought(ScheduleKind::kZbH1, {few, most}) == 12 * 64);
   // All of it takes longer than computing.
   const RooflineCost cost(four_devices_of_a_host());
@@ -305,14 +320,29 @@ TEST_CASE("ZeRO 3: a recomputed segment keeps 256 MiB, gathers the rest") {
     return cost.all_reduce(Bytes(mib * kMiB), meshes[0].ranks()).value() * 0.5;
   };
   const auto backward = [&](const std::vector<std::vector<NodeId>>& again) {
-    return gathered_by_four(model, again).backward.value();
+    return shared_by_four(model, 3, again).backward.value();
   };
   CHECK(backward({few}) == Approx(2 * half_of_sum(12 * 64)).epsilon(1e-9));
   CHECK(backward({few, most}) == Approx(2 * half_of_sum(12 * 64) + half_of_sum(9 * 64 - 256)).epsilon(1e-9));
   CHECK(backward({all}) == Approx(2 * half_of_sum(12 * 64) + half_of_sum(12 * 64 - 256)).epsilon(1e-9));
   // What others read as well is not let go of.
   model.graph[NodeId(0)].parameters.push_back(ParameterId(11));
-  CHECK(brought(ScheduleKind::kGPipe, {most}) == units + 256 + 64 + (2 * 64));
+  CHECK(brought(ScheduleKind::kGPipe, {most}) == units + 256 + 64);
+}
+
+TEST_CASE("ZeRO 3: what is unsharded counts where it is read, units of gradients from their first gradient on") {
+  constexpr std::int64_t kMiB = 1 << 20;
+  ModelProfile model = chain_without_activations(6, 4 * kMiB);
+  model.parameters[3].bytes = Bytes(512 * kMiB);  // a head
+  for (const NodeId loss : {NodeId(4), NodeId(5)}) model.graph[loss].parameters.clear();
+  const auto peak = [&](int zero) { return shared_by_four(model, zero, {}).memory.running().value() / kMiB; };
+  // The head's unit, a bucket of others, and one before it; its gradient, in as many, with none made before.
+  CHECK(peak(3) - peak(2) == 512 + 32 - 32 + 4 * 3);
+  CHECK(peak(2) == 512 + 4 * 3);
+  // A loss that takes much works beside the unit that a backward begins with, and before any gradient is made.
+  model.graph[NodeId(5)].workspace = {0, 2048 * kMiB};
+  CHECK(peak(2) == 2048);
+  CHECK(peak(3) == 2048 + 512);
 }
 
 TEST_CASE("parameter copies: freed early with one micro-batch and rank") {
