@@ -150,7 +150,7 @@ void AtomBench::find_casts(const std::vector<OpId>& ops, fp8::Layers& fp8) {
 
 at::Tensor AtomBench::cast_of(const Cast& cast, const at::Tensor& parameter) const {
   auto copy = autograd::cast_of(parameter, graph_.value(graph_.output(cast.op)));
-  if (cast.in_8_bits != nullptr)
+  if (cast.in_8_bits != nullptr && cast.in_8_bits->is_ready)
     copy = fused::cast_to_fp8(copy, at::kFloat8_e4m3fn, cast.in_8_bits->of_weight(), fused::Fp8Sides::kRows).rows;
   return autograd::with_history_of(parameter, copy);
 }

@@ -24,7 +24,7 @@ class AtomBench {
   };
 
   /// What is referred to must outlive the object.
-  /// @param fp8  layers that run in 8 bits, with scales
+  /// @param fp8  layers that run in 8 bits once they have scales
   AtomBench(const OpGraph& graph, const algebra::BatchSemantics& plan, const std::vector<OpId>& ops,
             StepStopwatch& stopwatch, fp8::Layers& fp8);
 

@@ -1,8 +1,11 @@
 #include "torch/cost/measured/profiler.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -20,6 +23,7 @@
 
 #include "capture/trace/capture.hpp"
 #include "torch/cost/measured/step_stopwatch.hpp"
+#include "torch/passes/cast_hoist.hpp"
 #include "torch/passes/linear_fold.hpp"
 
 namespace profiler_test {
@@ -213,6 +217,48 @@ TEST_CASE("measure_atoms: weights neither grow nor shrink what passes", "[profil
   static_cast<void>(measure_named(p, "aten::linear", {{2}, 1}));
   at::removeCallback(look);
   CHECK(deviation == Approx(1 / std::sqrt(400.0)).epsilon(0.05));
+}
+
+struct SmallLossImpl : torch::nn::Module {
+  SmallLossImpl() { nets::register_all(*this, "first", first, "second", second); }
+  Tensor forward(const Tensor& x) { return second(first(x)).sum() * 1e-12; }
+  torch::nn::Linear first{16, 32}, second{32, 16};
+};
+TORCH_MODULE(SmallLoss);
+
+Profiled profile_in_8_bits(const SmallLoss& net) {
+  trace::CaptureOptions options;
+  options.autocast = trace::Autocast{at::kBFloat16, c10::DeviceType::CPU};
+  Profiled result;
+  result.graph = passes::fold_linear(passes::hoist_parameter_casts(trace::capture(
+      *net, {trace::input_spec(torch::ones({4, 16}))},
+      [&](const Tensors& in) -> Tensors { return {SmallLoss(net)->forward(in[0])}; }, options)));
+  result.plan = algebra::analyze_batch(result.graph);
+  result.profile = cost::profile_graph(result.graph, result.plan, c10::DeviceType::CPU, {},
+                                       tensor_parallel::SingleLayers::kByOutputs, {"first.weight", "second.weight"});
+  return result;
+}
+
+TEST_CASE("measure_atoms: no 8-bit product is of zeros after a small loss", "[profiler]") {
+  const auto p = profile_in_8_bits(SmallLoss());
+  static std::atomic<int> in_8_bits, of_zeros;  // a callback has no state of its own
+  in_8_bits = of_zeros = 0;
+  const auto look = at::addGlobalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+        if (std::string(function.name()) != "aten::mm") return nullptr;
+        for (const auto& input : function.inputs()) {
+          if (!input.isTensor() || input.toTensor().scalar_type() != at::kFloat) continue;  // by operators: of floats
+          ++in_8_bits;
+          if (input.toTensor().eq(0).all().item<bool>()) ++of_zeros;
+        }
+        return nullptr;
+      })
+          .needsInputs(true)
+          .scopes({at::RecordScope::FUNCTION}));
+  static_cast<void>(measure_alone(p, {{2, 4}, 1}));
+  at::removeCallback(look);
+  CHECK(in_8_bits >= 2 * 3 * 2 * 2);  // layers, products, atoms and the stretch, samples
+  CHECK(of_zeros == 0);
 }
 
 TEST_CASE("measure_atoms: few new atoms are in a step as the others are", "[profiler]") {
