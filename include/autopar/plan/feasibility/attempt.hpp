@@ -72,14 +72,15 @@ class Attempt {
     return found;
   }
 
-  /// Offers the staging that needs the least memory. It is the planner's answer if it fits and a search has found
-  /// nothing.
+  /// Offers the staging that needs the least memory, and what fits of several stages a rank: `search` looks for them
+  /// near what is fast. It is the planner's answer if a search has found nothing.
   /// @param asked  as in `LeastStaging::best`
   std::optional<LeastMemory> offer_least(SearchResult& found, std::optional<Bytes> asked = {}) const {
     // Schedules that a search leaves out do not change the least memory.
     auto least = found.least ? std::optional(*found.least) : least_memory(asked);
     if (least && (!has_closed_form(least->staging.schedule) || least->fits(coarse_.constraints)))
       found.candidates.offer({least->staging, coarse_.objective(least->staging)});
+    if (least && least->proven && !found.candidates.any_fits()) offer_beyond(found);
     return least;
   }
 
@@ -112,6 +113,9 @@ class Attempt {
       requires(const StagingSearch& staging, const StepObjective& objective, SearchResult& found) {
     staging.search_mixed(objective, found);
   };
+  static constexpr bool kLooksBeyond = requires(const StagingSearch& staging, const StepObjective& objective) {
+    staging.search_beyond_plain(objective);
+  };
 
   /// The staging with the least memory. If its schedule has no closed form it is simulated, so `asked` is ignored.
   [[nodiscard]] std::optional<LeastMemory> least_memory(std::optional<Bytes> asked) const {
@@ -133,8 +137,15 @@ class Attempt {
     }
   }
 
+  void offer_beyond(SearchResult& found) const {
+    if constexpr (kLooksBeyond) {
+      const Candidates others = beyond(true).candidates;
+      if (others.any_fits()) found.candidates.offer(others.best());
+    }
+  }
+
   [[nodiscard]] SearchResult beyond(bool least_is_proven) const {
-    if constexpr (requires { staging_.search_beyond_plain(coarse_.objective); }) {
+    if constexpr (kLooksBeyond) {
       const auto beyond = [this](const StepObjective& objective) { return staging_.search_beyond_plain(objective); };
       if (least_is_proven) {
         SearchResult found = search_degrees(coarse_.objective, beyond);
