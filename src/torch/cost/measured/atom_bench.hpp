@@ -35,6 +35,7 @@ class AtomBench {
   [[nodiscard]] Times run(std::int64_t samples, Bytes elsewhere, double start);
   /// Forward and backward, without waiting for a device.
   void run_untimed(std::int64_t samples);
+  [[nodiscard]] c10::Device device() const { return device_; }
 
  private:
   struct Boundary {
