@@ -206,7 +206,10 @@ TraceParts::Joined TraceParts::finish(const TracePart& part, const std::vector<b
   const int own = part.rank().value();
   write_text_file(file_of(own, true), to_text(part));
   const LockOfParts lock(folder());
-  if (!is_there(file_of(own, true))) return {};  // who came last has joined it meanwhile
+  if (!is_there(file_of(own, true))) {  // who came last has joined it meanwhile
+    remove_folder();                    // which this rank's lock may have kept
+    return {};
+  }
   bool is_last = true;
   for (int rank = 0; rank < ranks_; ++rank)
     is_last = is_last && (!shares[static_cast<std::size_t>(rank)] || is_there(file_of(rank, true)));
@@ -238,7 +241,13 @@ TraceParts::Joined TraceParts::recover() const {
 void TraceParts::remove() const {
   std::error_code ignored;
   for (const auto& [rank, path] : parts_in(folder())) fs::remove(path, ignored);
-  for (const char* name : {kRunFile, kLockOfParts}) fs::remove(folder() / name, ignored);
+  fs::remove(folder() / kRunFile, ignored);
+  remove_folder();
+}
+
+void TraceParts::remove_folder() const {
+  std::error_code ignored;
+  fs::remove(folder() / kLockOfParts, ignored);
   fs::remove(folder(), ignored);  // unless others' files are in it
 }
 

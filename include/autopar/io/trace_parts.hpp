@@ -69,6 +69,7 @@ class TraceParts {
   [[nodiscard]] std::filesystem::path file_of(int rank, bool is_last) const;
   [[nodiscard]] Joined join_of(std::uint64_t model, int ranks, const std::filesystem::path& to) const;
   void remove() const;
+  void remove_folder() const;
 
   std::filesystem::path trace_;
   int ranks_;

@@ -176,6 +176,21 @@ TEST_CASE("trace parts: a join waits for another one") {
   CHECK(fs::exists(file));
 }
 
+TEST_CASE("trace parts: a rank whose part was joined meanwhile leaves no folder") {
+  const TempFolder folder;
+  const fs::path file = folder / "t.json", parts = file.string() + ".parts";
+  TraceParts(file, 2, Overwrite::kOwn).open("run");
+  const int lock = ::open((parts / ".lock").c_str(), O_RDWR | O_CREAT, 0666);
+  REQUIRE(::flock(lock, LOCK_EX) == 0);
+  std::thread rank([&] { CHECK(TraceParts(file, 2, Overwrite::kOwn).finish(part_of(1), all(2)).ranks == 0); });
+  while (!fs::exists(parts / "rank-1.end.json")) std::this_thread::yield();
+  fs::remove(parts / "rank-1.end.json");  // as the last rank does, before the lock is made that the other one waits for
+  fs::remove(parts / "run");
+  ::close(lock);
+  rank.join();
+  CHECK_FALSE(fs::exists(parts));
+}
+
 TEST_CASE("trace parts: a killed rank's part is joined, and kept by the next start") {
   const TempFolder folder;
   const fs::path file = folder / "t.json";
