@@ -98,9 +98,10 @@ std::unique_ptr<fp8::Layers> layers_with_scales(const GraphProfile& profile, c10
   return layers;
 }
 
-/// From now on layers run in 8 bits, with scales for what they have seen.
-void end_first_call(fp8::Layers& layers) {
+/// A first call, in 16 bits: from now on layers run in 8 bits, with scales for what they have seen.
+void run_first_call(AtomBench& bench, fp8::Layers& layers, const std::vector<std::int64_t>& samples) {
   if (layers.empty()) return;
+  for (const auto size : samples) bench.run_untimed(size);
   layers.agree(layers.take_seen(0, 1));
   layers.begin_call();
 }
@@ -193,8 +194,7 @@ Ratios measure_together(const Bench& bench, const std::map<std::uint64_t, AtomTi
   const Bench scaled{bench.graph, bench.plan, bench.profile, bench.device, *fp8, bench.options, bench.moved};
   detail::StepStopwatch stopwatch(bench.device);
   auto around = scaled.atom_bench(stretch.ops, stopwatch);
-  for (const auto size : samples) around.run_untimed(size);
-  end_first_call(*fp8);
+  run_first_call(around, *fp8, samples);
   stopwatch.run_around([&] { around.run_untimed(samples.back()); });
   const auto whole = scaled.times(stretch.atoms, stretch.ops, stopwatch, bench.options.recorded, 0);
   for (std::size_t i = 0; i < samples.size(); ++i) {
