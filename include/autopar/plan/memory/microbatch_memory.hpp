@@ -196,7 +196,7 @@ namespace detail {
 /// The memory of one micro-batch in a stage, as more and more of its segments are recomputed.
 class StageMicrobatch {
  public:
-  /// @param nodes  of the stage, ascending
+  /// @param nodes     of the stage, ascending
   /// @param apart     `nodes_apart` @pre the other arguments outlive it
   /// @param gathered  `gathered_by_nodes`, in `apart`
   StageMicrobatch(const std::vector<NodeId>& nodes, const std::vector<NodeCost>& costs, ScheduleKind schedule,
