@@ -222,7 +222,8 @@ class RecomputedStage {
                                                            Offload offload = Offload::kNone) {
   const auto nodes = nodes_by_stage(staging);
   const bool sums = constraints.buckets.reduce_dtype != ReduceDtype::kFp32;
-  const detail::Sharing sharing(work, staging, zero, sums || !staging.position_of.empty());
+  const bool may_follow_order = !staging.position_of.empty() || traits_of(staging.schedule).orders_in_plan;
+  const detail::Sharing sharing(work, staging, zero, sums || may_follow_order);
   const Bytes of_all = largest_trained(work);
   const bool made_once = zero == 0 && offload == Offload::kNone && constraints.gradient_copies == 1;
   const std::int64_t samples = constraints.largest_local_batch();

@@ -33,10 +33,12 @@ struct SizedStages {
     slice.push_back(slices.at(staging.microbatches, replicas, staging.stages()).largest);
   return slice;
 }
-/// Whether several stages share a stage's ranks, so that its memory follows the order of all their compute actions: the
-/// first backward of a stage may come long after the first forward. Not for replicas, whose gradients lie in buckets.
+/// Whether a stage's memory follows the order of compute actions: its first backward may come long after its first
+/// forward, as several stages share ranks, or the order is synthesised. Not for replicas, whose gradients lie in
+/// buckets.
 [[nodiscard]] inline bool follows_order(const Staging& staging, std::size_t stage) {
-  return !staging.position_of.empty() && staging.replicas[stage] == 1;
+  const bool is_synthesised = traits_of(staging.schedule).orders_in_plan && staging.microbatches > 1;
+  return (is_synthesised || !staging.position_of.empty()) && staging.replicas[stage] == 1;
 }
 [[nodiscard]] inline std::vector<MicrobatchSamples> samples_in_flight(const Staging& staging,
                                                                       const SliceTable& slices) {

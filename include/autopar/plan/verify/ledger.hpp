@@ -173,9 +173,11 @@ class Ledger {
       add(channel.to, &Stage::arriving, size.value, std::min(plan_.microbatches - 1, 1));
   }
 
-  /// Several stages share the rank of the stage, so that what it holds together follows their order.
+  /// What the stage holds together follows the order in which its rank works, which is not the same for all
+  /// micro-batches.
   [[nodiscard]] bool follows_order(std::size_t s) const {
-    return shares_ranks_ && plan_.stages[s].mesh.replicas() == 1;
+    const bool is_stated = traits_of(plan_.schedule).orders_in_plan && plan_.microbatches > 1;
+    return (shares_ranks_ || is_stated) && plan_.stages[s].mesh.replicas() == 1;
   }
   /// Whether all atoms of the stage that read a parameter leave its gradient to the second half, if there are halves.
   [[nodiscard]] bool is_late(std::size_t s, ParameterId id) const {

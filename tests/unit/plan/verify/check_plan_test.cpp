@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 
 #include <autopar/plan/planner.hpp>
@@ -233,6 +234,31 @@ void check_full_cases(int cases) {
 TEST_CASE("check_plan: agrees for all memory options and schedules", "[check]") { check_full_cases(200); }
 
 TEST_CASE("check_plan: agrees for all options, many cases", "[check][.nightly]") { check_full_cases(700); }
+
+TEST_CASE("check_plan: agrees where stages in a synthesised order read one parameter", "[check]") {
+  int tied = 0;
+  for (int seed = 0; seed < 400; ++seed) {
+    CheckedCase c = random_full_case(seed);
+    c.request.options.schedule = ScheduleKind::kSynthesised;
+    c.request.options.zero = 0;
+    const auto plan = planned_by(c, false);
+    if (!plan) continue;
+    const PlanVerdict verdict = verdict_on(c, *plan);
+    CAPTURE(seed, joined(verdict.faults), to_text(*plan));
+    REQUIRE(verdict.accepted());
+    std::set<ParameterId> read, twice;
+    for (const StagePlan& stage : plan->stages) {
+      for (const ParameterId id : stage.parameters) (read.insert(id).second ? read : twice).insert(id);
+    }
+    const std::set<Rank> ranks = [&] {
+      std::set<Rank> all;
+      for (const StagePlan& stage : plan->stages) all.insert(stage.mesh.ranks().begin(), stage.mesh.ranks().end());
+      return all;
+    }();
+    tied += plan->zero == 0 && !twice.empty() && ranks.size() == plan->stages.size() ? 1 : 0;
+  }
+  CHECK(tied > 3);
+}
 
 TEST_CASE("check_plan: agrees where gradients are sent in bf16", "[check]") {
   std::map<int, int> by_zero;
