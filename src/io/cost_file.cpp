@@ -1,6 +1,8 @@
 #include <autopar/io/cost_file.hpp>
 
 #include <limits>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,7 +19,7 @@ using detail::Json;
 using detail::JsonReader;
 using detail::OrderedJson;
 
-constexpr std::int64_t kCostFormat = 12;
+constexpr std::int64_t kCostFormat = 13;
 constexpr std::int64_t kMaxRanks = 1 << 24;
 constexpr double kMaxCost = 1e18;  // seconds or bytes
 
@@ -67,11 +69,23 @@ AtomTimes read_times(JsonReader& reader, const char* key) {
   return {part(curves[0]), part(curves[1])};
 }
 
-Contention read_contention(JsonReader& reader, const char* key) {
+/// @param expected  names both
+std::pair<double, double> read_parts(JsonReader& reader, const char* key, const char* expected) {
   const auto& parts = reader.list(key);
   if (parts.size() != 2 || !is_part(parts[0]) || !is_part(parts[1]))
-    reader.fail(key, "expected [of computing, of exchange], each from 0 to 1");
+    reader.fail(key, std::string("expected ") + expected + ", each from 0 to 1");
   return {parts[0].get<double>(), parts[1].get<double>()};
+}
+
+Contention read_contention(JsonReader& reader, const char* key) {
+  const auto [of_computing, of_exchange] = read_parts(reader, key, "[of computing, of exchange]");
+  return {of_computing, of_exchange};
+}
+
+std::optional<Undivided> read_undivided(JsonReader& reader, const char* key) {
+  if (!reader.has(key)) return std::nullopt;
+  const auto [forward, backward] = read_parts(reader, key, "[forward, backward]");
+  return Undivided{forward, backward};
 }
 
 SampleRange read_range(JsonReader& reader) {
@@ -142,10 +156,12 @@ OrderedJson updates_json(const std::map<int, CostCurve>& updates) {
 std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
   OrderedJson atoms = OrderedJson::array(), messages = OrderedJson::array(), all_reduces = OrderedJson::array();
   for (const auto& [structure, atom] : costs.atoms) {
-    atoms.push_back({{"structure", detail::hash_text(structure)},
-                     {"in_step", times_json({atom.forward, atom.backward})},
-                     {"alone", times_json(atom.alone)},
-                     {"samples", {atom.samples.least, atom.samples.most}}});
+    OrderedJson row{{"structure", detail::hash_text(structure)},
+                    {"in_step", times_json({atom.forward, atom.backward})},
+                    {"alone", times_json(atom.alone)},
+                    {"samples", {atom.samples.least, atom.samples.most}}};
+    if (atom.undivided) row["undivided"] = {atom.undivided->forward, atom.undivided->backward};
+    atoms.push_back(std::move(row));
   }
   for (const auto& [link, curve] : costs.links.messages) {
     messages.push_back({{"class", link}, {"seconds", curve_json(curve)}});
@@ -204,7 +220,8 @@ CostFile parse(std::string_view json, const std::string& file, const CostOrigin*
   reader.each("atoms", [&](JsonReader& row) {
     const auto structure = row.hash("structure");
     const auto [forward, backward] = read_times(row, "in_step");
-    const MeasuredAtom atom{forward, backward, read_times(row, "alone"), read_range(row)};
+    const MeasuredAtom atom{forward, backward, read_times(row, "alone"), read_range(row),
+                            read_undivided(row, "undivided")};
     if (!costs.atoms.emplace(structure, atom).second) row.fail("structure", "is there twice");
   });
   read_links(reader.object("links"), costs.links);

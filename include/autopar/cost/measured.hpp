@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,12 +30,20 @@ struct AtomTimes {
   friend bool operator==(const AtomTimes&, const AtomTimes&) = default;
 };
 
+/// The parts of an atom's time, from 0 to 1, that tensor shards do not divide: they take a product's slices at a lower
+/// rate than the whole.
+struct Undivided {
+  double forward = 0, backward = 0;
+  friend bool operator==(const Undivided&, const Undivided&) = default;
+};
+
 /// What was measured of an atom.
 struct MeasuredAtom {
   CostCurve forward, backward;  ///< as part of a step of the first model that had it
   AtomTimes alone{};            ///< repeated alone; another model's ratio of the two is made with it
   SampleRange samples{};        ///< on which it was measured: small products are bound by memory, large ones by
                                 ///< arithmetic
+  std::optional<Undivided> undivided{};  ///< none: not measured on shards
   friend bool operator==(const MeasuredAtom&, const MeasuredAtom&) = default;
 };
 

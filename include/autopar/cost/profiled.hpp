@@ -46,7 +46,7 @@ class ProfiledCost {
     cost.backward_weight = cost.backward * deferred_weight;
     return cost;
   }
-  /// A shard takes its share of what was measured except launches, which are not divided.
+  /// A shard takes its share of what was measured, except for launches and for what shards were measured not to divide.
   [[nodiscard]] ShardShare shard_share(const ModelGraph& graph, NodeId id, double samples, double share) const {
     const auto found = measured_.atoms.find(graph[id].structure);
     if (found == measured_.atoms.end()) return roofline_.shard_share(graph, id, samples, share);
@@ -56,12 +56,13 @@ class ProfiledCost {
       forward += std::max(0.0, item.forward.launches.at(samples)) * cluster().device.launch.value();
       backward += std::max(0.0, item.backward.launches.at(samples)) * cluster().device.launch.value();
     }
-    const auto of = [&](double measured, double starts) {
-      const double fixed = measured > 0 ? std::min(1.0, starts / measured) : 0;
+    const auto of = [&](double measured, double starts, double undivided) {
+      const double fixed = std::max(undivided, measured > 0 ? std::min(1.0, starts / measured) : 0);
       return fixed + (1 - fixed) * share;
     };
-    return {of(found->second.forward.at(samples).value(), forward),
-            of(found->second.backward.at(samples).value(), backward)};
+    const Undivided undivided = found->second.undivided.value_or(Undivided{});
+    return {of(found->second.forward.at(samples).value(), forward, undivided.forward),
+            of(found->second.backward.at(samples).value(), backward, undivided.backward)};
   }
   [[nodiscard]] const ValueProfile& value(const ModelGraph& graph, EdgeId edge) const { return graph[edge]; }
 

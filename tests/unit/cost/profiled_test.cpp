@@ -96,6 +96,29 @@ TEST_CASE("ProfiledCost: deferrable share of a backward as in roofline") {
   }
 }
 
+TEST_CASE("ProfiledCost: a shard takes its share and what is not divided") {
+  const auto model = chain(2, 2);
+  auto costs = sample_costs(1e3);  // of which launches are little
+  costs.atoms[100].undivided = Undivided{0.5, 0.25};
+  const ProfiledCost cost(test::two_nodes_of_four(), costs);
+  for (const double samples : {1.0, 4.0, 64.0}) {
+    const auto half = cost.shard_share(model.graph, NodeId(0), samples, 0.5);
+    CHECK(half.forward == Approx(0.75));
+    CHECK(half.backward == Approx(0.625));
+    const auto quarter = cost.shard_share(model.graph, NodeId(0), samples, 0.25);
+    CHECK(quarter.forward == Approx(0.625));
+    CHECK(quarter.backward == Approx(0.4375));
+    const auto unmeasured = cost.shard_share(model.graph, NodeId(1), samples, 0.5);
+    CHECK(unmeasured.forward == Approx(0.5).epsilon(0.01));
+    CHECK(unmeasured.backward == Approx(0.5).epsilon(0.01));
+  }
+  costs = sample_costs(1e-9);  // which are shorter than their launches
+  costs.atoms[100].undivided = Undivided{0.5, 0.25};
+  const ProfiledCost of_launches(test::two_nodes_of_four(), costs);
+  CHECK(of_launches.shard_share(model.graph, NodeId(0), 4, 0.5).forward == 1);
+  CHECK(of_launches.shard_share(model.graph, NodeId(0), 4, 0.5).backward == 1);
+}
+
 TEST_CASE("atoms_to_measure: repeated layers are measured once") {
   const auto model = chain(96, 4);
   CHECK(atoms_to_measure(model.graph) == std::vector<NodeId>{NodeId(0), NodeId(1), NodeId(2), NodeId(3)});

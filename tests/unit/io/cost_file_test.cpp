@@ -22,7 +22,7 @@ const CostOrigin kHere{"cpu: some processor, 2 threads", "2.11.0"};
 MeasuredCosts sample_costs() {
   MeasuredCosts costs;
   const CostCurve forward({{2, 1.25e-5}, {16, 6e-5}}), backward({{2, 1.0 / 3}, {16, 1.5}});
-  costs.atoms[7] = {forward, backward, {forward.scaled(1.5), backward.scaled(0.75)}, {2, 16}};
+  costs.atoms[7] = {forward, backward, {forward.scaled(1.5), backward.scaled(0.75)}, {2, 16}, Undivided{0.4375, 1}};
   costs.atoms[std::numeric_limits<std::uint64_t>::max()] = {forward, {}, {forward, {}}, {}};  // without a backward
   costs.links.messages[2] = CostCurve({{1024, 2e-6}, {1 << 20, 1.0 / 3}});
   costs.links.all_reduces[{2, 2}] = CostCurve({{1024, 5e-6}});
@@ -89,8 +89,8 @@ TEST_CASE("cost file: another device or version is refused and named") {
   CHECK(mentions(library, "libtorch"));
   CHECK(mentions(library, "'2.12.0'"));
   CHECK(mentions(message_of(text, {kHere.device, "2.11.0", "9.9.9"}), "autopar"));
-  const std::string own = R"("version":12)";
-  CHECK(mentions(message_of(replaced(text, own, R"("version":13)")), "format 13"));
+  const std::string own = R"("version":13)";
+  CHECK(mentions(message_of(replaced(text, own, R"("version":14)")), "format 14"));
   CHECK(mentions(message_of(replaced(text, own, R"("version":1)")), "format 1"));
   CHECK(mentions(message_of("{" + own + R"(,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
 }
@@ -121,6 +121,8 @@ TEST_CASE("cost file: invalid numbers are refused despite the checksum") {
       "twice"));
   CHECK(mentions(message_of(resealed(replaced(text, "[2,16]", "[16,2]"))), "least <= most"));
   CHECK(mentions(message_of(resealed(replaced(text, "[2,16]", "[2]"))), "[least, most]"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[0.4375,1.0]", "[0.4375,1.5]"))), "undivided"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[0.4375,1.0]", "[0.4375]"))), "each from 0 to 1"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"ranks\":2", "\"ranks\":1"))), "ranks"));
   CHECK(mentions(message_of(resealed(replaced(text, "[[1024.0,5e-06]]", "[]"))), "measure at least one size"));
   CHECK(mentions(message_of(resealed(replaced(text, "[[1024.0,5e-06]]", "[[0.0,5e-06]]"))), "must ascend"));

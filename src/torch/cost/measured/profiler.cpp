@@ -15,6 +15,7 @@
 
 #include "capture/replay/plain_message.hpp"
 #include "torch/cost/measured/atom_bench.hpp"
+#include "torch/cost/measured/halved_program.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
 #include "torch/cost/measured/stretch.hpp"
 #include "torch/ranks/collective_try.hpp"
@@ -291,6 +292,83 @@ std::map<std::uint64_t, AtomTimes> gathered(World& world, const MeasuredCosts& m
   return all;
 }
 
+/// Measures what is not known, each atom alone, and how long they take in a step. Collective.
+void measure_whole(World& world, const Bench& bench, MeasuredCosts& known) {
+  const auto& model = bench.profile.model.graph;
+  auto todo = atoms_to_measure(model, known, range_of(bench.options));
+  if (todo.empty()) return;
+  put_off_own_operators(bench, todo);
+  const auto mine = measure_share(world, bench, todo);
+  const auto fresh = gathered(world, mine);
+  auto alone = fresh;
+  for (const auto& [structure, atom] : known.atoms) alone.emplace(structure, atom.alone);
+  const auto before = known_ratios(bench, fresh, known);
+  const auto ratios = before ? *before : agreed_ratios(world, bench, alone);
+  for (const auto& [structure, times] : fresh) known.atoms[structure] = in_step(times, ratios, bench.options);
+  world.logger(LogModule::kProfiler)
+      .info("measured " + std::to_string(mine.atoms.size()) + " of " + std::to_string(todo.size()) +
+            " distinct atoms that were not known, of " + std::to_string(model.node_count()) +
+            " atoms; with the largest slice they take together " + std::to_string(ratios.forward.back()) +
+            " (forward) and " + std::to_string(ratios.backward.back()) + " (backward) x as long as alone");
+}
+
+/// The first atom of each structure with a product that tensor shards may divide, if it is not known at what cost.
+std::vector<NodeId> products_of_shards(const ModelProfile& model, const MeasuredCosts& known) {
+  std::map<std::uint64_t, NodeId> first;
+  for (const TensorRegion& region : model.tensor_regions) {
+    for (const NodeId node : region.atoms) {
+      const auto& atom = model.graph[node];
+      const bool is_product =
+          std::ranges::any_of(atom.work, [](const WorkItem& item) { return item.op_class == OpClass::kMatmul; });
+      const auto found = known.atoms.find(atom.structure);
+      if (is_product && found != known.atoms.end() && !found->second.undivided) first.emplace(atom.structure, node);
+    }
+  }
+  std::vector<NodeId> nodes;
+  for (const auto& [structure, node] : first) nodes.push_back(node);
+  return nodes;
+}
+
+/// Measures what tensor shards do not divide: one of two takes half the time and half of this. A shard of what cannot
+/// be run alone takes its share. Collective.
+void measure_undivided(World& world, const Bench& bench, MeasuredCosts& known) {
+  const auto& model = bench.profile.model;
+  const auto todo = products_of_shards(model, known);
+  if (todo.empty()) return;
+  const auto halved = detail::halved_program(bench.graph, bench.plan, bench.profile);
+  auto options = bench.options;
+  options.samples = {options.samples.back()};
+  const Bench whole{bench.graph, bench.plan, bench.profile, bench.device, bench.fp8, options, bench.moved};
+  const Bench half{halved.graph, halved.plan, bench.profile, bench.device, bench.fp8, options, bench.moved};
+  detail::StepStopwatch stopwatch(bench.device);
+  const double start = detail::start_of_backward(stopwatch);
+  const auto size = static_cast<double>(options.samples.back());
+  const auto part = [&](const CostCurve& of_half, const CostCurve& of_whole) {
+    const auto all = of_whole.at(size);
+    return all > Seconds{} ? std::clamp(2 * (of_half.at(size) / all) - 1, 0.0, 1.0) : 0.0;
+  };
+  std::vector<double> parts(2 * todo.size());  // zeros where another rank measures
+  const auto ranks = static_cast<std::size_t>(world.size());
+  for (auto i = static_cast<std::size_t>(world.rank()); i < todo.size(); i += ranks) {
+    const auto& ops = halved.atoms[todo[i].index()];
+    if (ops.empty()) continue;
+    try {
+      const auto all =
+          whole.times({todo[i]}, bench.profile.atoms.atoms[todo[i].index()], stopwatch, kHostIsAhead, start);
+      const auto one = half.times({todo[i]}, ops, stopwatch, kHostIsAhead, start);
+      parts[2 * i] = part(one.forward, all.forward);
+      parts[2 * i + 1] = part(one.backward, all.backward);
+    } catch (const std::exception& error) {
+      world.logger(LogModule::kProfiler)
+          .debug("a tensor shard of " + model.graph[todo[i]].name +
+                 " cannot be run alone: " + replay::plain_message(error));
+    }
+  }
+  world.all_reduce_sum(parts, "sharing measured costs");
+  for (std::size_t i = 0; i < todo.size(); ++i)
+    known.atoms[model.graph[todo[i]].structure].undivided = Undivided{parts[2 * i], parts[2 * i + 1]};
+}
+
 std::string processor_name() {
   std::ifstream lines("/proc/cpuinfo");
   for (std::string line; std::getline(lines, line);) {
@@ -320,26 +398,12 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::B
                             const GraphProfile& profile, c10::Device device, const MeasureOptions& options,
                             MeasuredCosts known) {
   check_probes(options);
-  const auto& model = profile.model.graph;
-  auto todo = atoms_to_measure(model, known, range_of(options));
-  if (todo.empty()) return known;
   Affine moved;  // by all ranks of a host, which share the largest cache
-  for (const NodeId node : model.nodes()) moved += moved_bytes(profile.model, node) * world.local_size();
+  for (const NodeId node : profile.model.graph.nodes()) moved += moved_bytes(profile.model, node) * world.local_size();
   const auto fp8 = layers_with_scales(profile, device);
   const Bench bench{graph, plan, profile, device, *fp8, options, moved};
-  put_off_own_operators(bench, todo);
-  const auto mine = measure_share(world, bench, todo);
-  const auto fresh = gathered(world, mine);
-  auto alone = fresh;
-  for (const auto& [structure, atom] : known.atoms) alone.emplace(structure, atom.alone);
-  const auto before = known_ratios(bench, fresh, known);
-  const auto ratios = before ? *before : agreed_ratios(world, bench, alone);
-  for (const auto& [structure, times] : fresh) known.atoms[structure] = in_step(times, ratios, options);
-  world.logger(LogModule::kProfiler)
-      .info("measured " + std::to_string(mine.atoms.size()) + " of " + std::to_string(todo.size()) +
-            " distinct atoms that were not known, of " + std::to_string(model.node_count()) +
-            " atoms; with the largest slice they take together " + std::to_string(ratios.forward.back()) +
-            " (forward) and " + std::to_string(ratios.backward.back()) + " (backward) x as long as alone");
+  measure_whole(world, bench, known);
+  if (world.size() > 1) measure_undivided(world, bench, known);
   return known;
 }
 

@@ -48,8 +48,12 @@ struct MeasureOptions {
 ///
 /// Then every rank runs a stretch of the model as a stage does: up to 512 MiB, on large devices a part of theirs. The
 /// ratio of this time to the sum of its atoms' times alone scales the atoms that were measured now. If these take
-/// little of the model's time, the ratio of the others does. Collective.
-/// @cost (distinct atoms / ranks + 1 stretch of the model) x probes x repetitions runs
+/// little of the model's time, the ratio of the others does.
+///
+/// Several ranks also run products whole and on one of two tensor shards, for the largest number of samples. What the
+/// half takes beyond half the time is `MeasuredAtom::undivided`. Collective.
+/// @cost (distinct atoms / ranks + 1 stretch of the model) x probes x repetitions runs; with several ranks two runs x
+///       repetitions more for each product, and an analysis of the program
 [[nodiscard]] MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::BatchSemantics& plan,
                                           const GraphProfile& profile, c10::Device device,
                                           const MeasureOptions& options, MeasuredCosts known = {});

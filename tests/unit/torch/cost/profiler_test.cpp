@@ -5,6 +5,8 @@
 #include <cmath>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -137,6 +139,47 @@ TEST_CASE("measure_atoms: ranks share the work and all know the result", "[profi
   }
   CHECK(by_rank[1] == by_rank[0]);
   CHECK(by_rank[2] == by_rank[0]);
+}
+
+TEST_CASE("measure_atoms: several ranks measure products on shards", "[profiler]") {
+  const auto p = profile_bert(2);
+  std::mutex mutex;
+  std::vector<MeasuredCosts> by_rank(2);
+  static std::atomic<int> halves;  // a callback has no state of its own
+  halves = 0;
+  const auto look = at::addGlobalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+        if (std::string(function.name()) != "aten::linear") return nullptr;
+        const auto weight = function.inputs()[1].toTensor();
+        halves += weight.sizes() == at::IntArrayRef({16, 8}) || weight.sizes() == at::IntArrayRef({8, 16});
+        return nullptr;
+      })
+          .needsInputs(true)
+          .scopes({at::RecordScope::FUNCTION}));
+  const auto measure = [&](const MeasuredCosts& known) {
+    loopback::run(2, [&](World& world) {
+      auto costs = cost::measure_atoms(world, p.graph, p.plan, p.profile, kCpu, {{1, 2}, 3}, known);
+      const std::lock_guard lock(mutex);
+      by_rank[static_cast<std::size_t>(world.rank())] = std::move(costs);
+    });
+  };
+  measure({});
+  at::removeCallback(look);
+  CHECK(halves >= 2 * 4);  // of the feed-forward net, whose weights are 32 x 8 and 8 x 32
+  CHECK(by_rank[1] == by_rank[0]);
+  std::set<std::string> on_shards;
+  for (const NodeId node : p.model().nodes()) {
+    const auto& undivided = by_rank[0].atoms.at(p.model()[node].structure).undivided;
+    if (!undivided) continue;
+    on_shards.insert(p.model()[node].name);
+    for (const double part : {undivided->forward, undivided->backward}) CHECK((part >= 0 && part <= 1));
+  }
+  CHECK(on_shards.contains("aten::linear"));
+  CHECK_FALSE(on_shards.contains("aten::layer_norm"));
+  const auto known = by_rank[0];
+  measure(known);
+  CHECK(by_rank[0] == known);  // not again
+  CHECK(measure_alone(p, {{1, 2}, 3}).atoms.begin()->second.undivided == std::nullopt);
 }
 
 TEST_CASE("measure_updates: state factors 0, 1, 2, equal on all ranks", "[profiler]") {
