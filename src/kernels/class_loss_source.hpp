@@ -47,12 +47,9 @@ template <class T> struct Sum {
   }
 };
 
-template <class T> __device__ void losses(const T* logits, const long long* targets, const float* weight,
-                                          long long ignored, float* log_sums, float* losses, int classes,
-                                          long long width) {
+// Of a row; the first thread of the block has it.
+template <class T> __device__ Sum<T> sum_of_row(const T* x, int classes, long long width) {
   constexpr int V = 16 / sizeof(T);
-  const long long row = blockIdx.x;
-  const T* const x = logits + row * width;
   Sum<T> own = {-infinity(), 0};
   const int packs = width % V == 0 ? classes / V : 0;
 #pragma unroll 2
@@ -73,8 +70,19 @@ template <class T> __device__ void losses(const T* logits, const long long* targ
   }
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = own;
   __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int warp = 1; warp < kWarps; ++warp) own.add(shared[warp]);
+  }
+  return own;
+}
+
+template <class T> __device__ void losses(const T* logits, const long long* targets, const float* weight,
+                                          long long ignored, float* log_sums, float* losses, int classes,
+                                          long long width) {
+  const long long row = blockIdx.x;
+  const T* const x = logits + row * width;
+  const Sum<T> own = sum_of_row(x, classes, width);
   if (threadIdx.x > 0) return;
-  for (int warp = 1; warp < kWarps; ++warp) own.add(shared[warp]);
   const float log_sum = own.most + logf(own.sum);
   log_sums[row] = log_sum;
   const long long target = targets[row];
@@ -87,21 +95,35 @@ template <class T> __device__ void losses(const T* logits, const long long* targ
   }
 }
 
-// `given` is one number a row, or one for all (`step` 1 or 0).
+// Of a part of the classes. @param statistics  [3, rows]
+template <class T> __device__ void statistics(const T* logits, const long long* targets, long long first,
+                                              float* statistics, int classes, long long width) {
+  const long long row = blockIdx.x, rows = gridDim.x, target = targets[row] - first;
+  const T* const x = logits + row * width;
+  const Sum<T> own = sum_of_row(x, classes, width);
+  if (threadIdx.x > 0) return;
+  const float log_sum = own.most + logf(own.sum);
+  statistics[row] = log_sum;
+  statistics[rows + row] = log_sum == -infinity() ? 0.f : 1.f;
+  statistics[2 * rows + row] = target >= 0 && target < classes ? number(x[target]) : 0.f;
+}
+
+// Of `classes` from `first` on, out of `all`. `given` is one number a row, or one for all (`step` 1 or 0).
 template <class T> __device__ void gradients(const T* logits, const long long* targets, const float* weight,
                                              long long ignored, const float* log_sums, const float* given, int step,
-                                             T* made, int classes, long long width, int padding) {
+                                             T* made, int classes, long long width, long long made_width, int padding,
+                                             long long first, long long all) {
   constexpr int V = 16 / sizeof(T);
-  const long long row = blockIdx.x, target = targets[row];
+  const long long row = blockIdx.x, target = targets[row], own = target - first;
   const T* const x = logits + row * width;
-  T* const out = made + row * width;
-  const bool counts = target != ignored && target >= 0 && target < classes;
+  T* const out = made + row * made_width;
+  const bool counts = target != ignored && target >= 0 && target < all;
   const float factor = counts ? given[row * step] * (weight ? weight[target] : 1.f) : 0.f, log_sum = log_sums[row];
   const auto gradient = [&](float logit, int at) {
     if (!counts) return 0.f;
-    return factor * (exponential<T>(logit - log_sum) - (at == target ? 1.f : 0.f));
+    return factor * (exponential<T>(logit - log_sum) - (at == own ? 1.f : 0.f));
   };
-  const int packs = width % V == 0 ? classes / V : 0;
+  const int packs = width % V == 0 && made_width % V == 0 ? classes / V : 0;
   for (int pack = threadIdx.x; pack < packs; pack += blockDim.x) {
     Pack<T> taken = ((const Pack<T>*)x)[pack];
     for (int v = 0; v < V; ++v) store(taken.at[v], gradient(number(taken.at[v]), pack * V + v));
@@ -117,10 +139,17 @@ template <class T> __device__ void gradients(const T* logits, const long long* t
                                                          float* made, int classes, long long width) {            \
     losses<T>(logits, targets, weight, ignored, log_sums, made, classes, width);                                 \
   }                                                                                                              \
+  extern "C" __global__ void cross_entropy_statistics_##name(const T* logits, const long long* targets,          \
+                                                             long long first, float* made, int classes,          \
+                                                             long long width) {                                  \
+    statistics<T>(logits, targets, first, made, classes, width);                                                 \
+  }                                                                                                              \
   extern "C" __global__ void cross_entropy_gradients_##name(                                                     \
       const T* logits, const long long* targets, const float* weight, long long ignored, const float* log_sums,  \
-      const float* given, int step, T* made, int classes, long long width, int padding) {                        \
-    gradients<T>(logits, targets, weight, ignored, log_sums, given, step, made, classes, width, padding);        \
+      const float* given, int step, T* made, int classes, long long width, long long made_width, int padding,    \
+      long long first, long long all) {                                                                          \
+    gradients<T>(logits, targets, weight, ignored, log_sums, given, step, made, classes, width, made_width,      \
+                 padding, first, all);                                                                           \
   }
 KERNELS(float, f32)
 KERNELS(Half, f16)
@@ -128,12 +157,13 @@ KERNELS(Brain, bf16)
 )";
 
 /// Cross entropy of rows of logits [rows, classes] in 16 bits or single precision, with statistics in single precision.
-/// Rows of the logits and of the gradient begin `width` elements apart.
+/// Rows of the logits begin `width` elements apart, and rows of the gradient `made_width`.
 /// - `cross_entropy_losses_T`: reads the logits once and writes log-sum-exps and losses (Milakov, Gimelshein 2018:
-///   online
-///   softmax).
-/// - `cross_entropy_gradients_T`: reads the logits again and writes the gradient, which may overwrite them. It writes
-///   zeros into `padding` columns behind each row.
+///   online softmax).
+/// - `cross_entropy_statistics_T`: the same for a rank that has `classes` from `first` on. For each row it writes the
+///   log-sum-exp of these, whether that is more than -inf (1 or 0), and the target's logit (0 if another rank has it).
+/// - `cross_entropy_gradients_T`: reads the logits again and writes the gradient, which may overwrite them. It has
+///   `classes` from `first` on, out of `all`. It writes zeros into `padding` columns behind each row.
 ///
 /// A row whose target is not a class has the loss NaN. A row whose target is `ignored` has loss zero and no gradient.
 inline constexpr KernelSource kClassLossKernels{"class_loss.cu", kClassLossText};

@@ -5,6 +5,8 @@
 #include <limits>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/mul.h>
@@ -12,12 +14,39 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <torch/library.h>
 
 #include "shard/margin_logit.hpp"
 
 namespace autopar::detail {
 
+TORCH_LIBRARY_FRAGMENT(autopar, library) {
+  library.def("class_block_statistics(Tensor logits, Tensor target, int first_class, Tensor made) -> bool");
+  library.def(
+      "class_block_gradient(Tensor logits, Tensor target, Tensor? weight, Tensor log_sums, Tensor gradient, int "
+      "first_class, int classes, Tensor made) -> bool");
+}
+
 namespace {
+
+using StatisticsKernel = bool(const at::Tensor&, const at::Tensor&, std::int64_t, const at::Tensor&);
+using GradientKernel = bool(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, const at::Tensor&,
+                            const at::Tensor&, std::int64_t, std::int64_t, const at::Tensor&);
+
+/// Runs an operator above where the logits' device has it and the operator supports the arguments.
+/// @return whether it ran
+template <class Signature, class... Arguments>
+bool runs_in_kernel(const char* name, const at::Tensor& logits, const RowLoss& loss, const Arguments&... arguments) {
+  if (loss.smoothing > 0 || loss.margin.has_value()) return false;
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  const auto key = logits.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  if (!op.hasKernelForDispatchKey(key)) return false;
+  const at::AutoDispatchBelowADInplaceOrView no_history;
+  return op.template typed<Signature>().call(arguments...);
+}
+
+/// The index of each target, -1 where the row does not count.
+at::Tensor counted(const Targets& targets) { return targets.index.masked_fill(targets.counts.logical_not(), -1); }
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
@@ -106,6 +135,9 @@ at::Tensor block_statistics(const at::Tensor& logits, std::int64_t first_class, 
     statistics[0].fill_(kNothing);
     return statistics;
   }
+  if (runs_in_kernel<StatisticsKernel>("autopar::class_block_statistics", logits, loss, logits, counted(targets),
+                                       first_class, statistics))
+    return statistics;
   for_each_rows(logits, [&](std::int64_t begin, std::int64_t length) {
     statistics.narrow(1, begin, length)
         .copy_(statistics_of_rows(logits.narrow(0, begin, length), first_class, targets.rows(begin, length), loss));
@@ -186,6 +218,10 @@ void block_gradient(const at::Tensor& logits, std::int64_t first_class, const Ta
                     const at::Tensor& own_log_sums, const at::Tensor& log_sums, const at::Tensor& gradient,
                     const at::Tensor& result) {
   if (logits.size(1) == 0) return;
+  const auto weight = loss.weight.defined() ? std::optional(loss.weight) : std::nullopt;
+  if (runs_in_kernel<GradientKernel>("autopar::class_block_gradient", logits, loss, logits, counted(targets), weight,
+                                     log_sums, gradient, first_class, loss.classes, result))
+    return;
   for_each_rows(logits, [&](std::int64_t begin, std::int64_t length) {
     gradient_of_rows(logits.narrow(0, begin, length), first_class, targets.rows(begin, length), loss,
                      own_log_sums.narrow(0, begin, length), log_sums.narrow(0, begin, length),

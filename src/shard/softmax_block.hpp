@@ -10,6 +10,11 @@
 
 /// The arithmetic of a cross-entropy whose classes are in blocks, of one rank or many. A block of logits is a matrix
 /// [rows, some consecutive classes]; beside it functions take the memory of some of its rows in the type of statistics.
+///
+/// A device may have kernels for losses without smoothing and margin, as implementations of two operators. They return
+/// false, and do nothing, for arguments that they do not support. Targets of rows that do not count are -1.
+/// - `autopar::class_block_statistics` writes `block_statistics` into `made`.
+/// - `autopar::class_block_gradient` writes `block_gradient` into `made`, which may be the logits.
 namespace autopar::detail {
 
 /// The rows' targets: indices of classes, and which of them count.

@@ -1,3 +1,4 @@
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -8,6 +9,7 @@
 
 #include <catch_shim.hpp>
 
+#include "shard/softmax_block.hpp"
 #include "torch/fused/class_loss.hpp"
 
 // The kernels of a cross entropy against libtorch's operators in double precision.
@@ -94,6 +96,45 @@ TEST_CASE("fused cross entropy: bad target gives NaN, inf logits work", "[gpu]")
   const auto odd = losses({3, -1, -100});
   CHECK(odd.isnan().sum().item<std::int64_t>() == 2);
   CHECK(odd[2].item<float>() == 0);
+}
+
+TEST_CASE("fused cross entropy: blocks of classes match double precision", "[gpu]") {
+  torch::manual_seed(7);
+  const auto reference = [](const Tensor& of) { return of.cpu().to(at::kDouble); };
+  for (const auto& [rows, classes, first, all] : std::vector<std::array<std::int64_t, 4>>{
+           {64, 25152, 25152, 50304}, {33, 501, 0, 1000}, {128, 15258, 15264, 30522}}) {
+    const auto index = torch::randint(all, {rows}, at::device(at::kCUDA).dtype(at::kLong));
+    const autopar::detail::Targets targets{index, index.ne(3)};
+    const auto weight = torch::rand({all}, at::kCUDA) + 0.5;
+    for (const bool weighs : {false, true}) {
+      autopar::detail::RowLoss loss;
+      loss.classes = all;
+      auto exact_loss = loss;
+      if (weighs) loss.weight = weight;
+      if (weighs) exact_loss.weight = reference(weight);
+      for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+        INFO(classes << " of " << all << " classes, " << c10::toString(type) << (weighs ? ", weighted" : ""));
+        const auto logits = (torch::randn({rows, classes}, at::kCUDA) * 4).to(type);
+        const autopar::detail::Targets there{index.cpu(), targets.counts.cpu()};
+        const auto statistics = autopar::detail::block_statistics(logits, first, targets, loss);
+        const auto exact = autopar::detail::block_statistics(reference(logits), first, there, exact_loss);
+        CHECK(distance(reference(statistics), exact) <= 2e-6);
+        const auto log_sums = exact[0] + 0.5, gradient = torch::linspace(0.5, 2, rows, at::kDouble);
+        const auto wanted = torch::empty_like(reference(logits));
+        autopar::detail::block_gradient(reference(logits), first, there, exact_loss, exact[0], log_sums, gradient,
+                                        wanted);
+        const auto single = [](const Tensor& of) { return of.to(at::device(at::kCUDA).dtype(at::kFloat)); };
+        for (const bool in_place : {false, true}) {
+          const auto from = logits.clone();
+          const auto made = in_place ? from : torch::full_like(logits, 7);
+          autopar::detail::block_gradient(from, first, targets, loss, single(exact[0]), single(log_sums),
+                                          single(gradient), made);
+          const double rounding = type == at::kFloat ? 2e-6 : type == at::kHalf ? 1e-3 : 4e-3;
+          CHECK(distance(reference(made), wanted) <= rounding);
+        }
+      }
+    }
+  }
 }
 
 }  // namespace gpu_class_loss_test

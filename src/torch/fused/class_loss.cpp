@@ -35,14 +35,6 @@ using std::optional;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-std::string kernel_named(const char* what, const Tensor& logits) {
-  return std::string("cross_entropy_") + what + "_" + detail::kernel_type(logits.scalar_type());
-}
-
-kernels::LaunchShape a_block_a_row(const Tensor& logits) {
-  return {static_cast<unsigned>(logits.size(0)), 1, kernels::kClassLossThreads, 1};
-}
-
 /// The losses of the rows, without reduction.
 struct ClassLossFunction : torch::autograd::Function<ClassLossFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& logits, const Tensor& target,
@@ -50,10 +42,10 @@ struct ClassLossFunction : torch::autograd::Function<ClassLossFunction> {
     const auto weight = given_weight.value_or(Tensor());
     const auto single = logits.options().dtype(at::kFloat);
     const auto log_sums = at::empty({logits.size(0)}, single), losses = at::empty({logits.size(0)}, single);
-    detail::launch(logits, kernels::kClassLossKernels, kernel_named("losses", logits).c_str(), a_block_a_row(logits),
-                   detail::data_of(logits), detail::data_of(target), detail::data_of(weight), ignore_index,
-                   detail::memory_of(log_sums), detail::memory_of(losses), static_cast<int>(logits.size(1)),
-                   logits.stride(0));
+    detail::launch(logits, kernels::kClassLossKernels, detail::class_loss_kernel("losses", logits).c_str(),
+                   detail::class_loss_shape(logits), detail::data_of(logits), detail::data_of(target),
+                   detail::data_of(weight), ignore_index, detail::memory_of(log_sums), detail::memory_of(losses),
+                   static_cast<int>(logits.size(1)), logits.stride(0));
     context->save_for_backward({logits, target, weight, log_sums});
     context->saved_data["ignore_index"] = ignore_index;
     context->saved_data["overwrites"] = overwrites;
@@ -74,11 +66,12 @@ struct ClassLossFunction : torch::autograd::Function<ClassLossFunction> {
     const auto made =
         in_place ? logits.detach() : at::empty_strided(logits.sizes(), logits.strides(), logits.options());
     const auto given = gradients[0].stride(0) == 0 ? gradients[0] : gradients[0].contiguous();
-    detail::launch(logits, kernels::kClassLossKernels, kernel_named("gradients", logits).c_str(), a_block_a_row(logits),
-                   detail::data_of(logits), detail::data_of(saved[1]), detail::data_of(saved[2]),
-                   context->saved_data.at("ignore_index").toInt(), detail::data_of(saved[3]), detail::data_of(given),
-                   given.stride(0) == 0 ? 0 : 1, detail::memory_of(made), static_cast<int>(logits.size(1)),
-                   logits.stride(0), static_cast<int>(padding_behind_rows(made)));
+    detail::launch(logits, kernels::kClassLossKernels, detail::class_loss_kernel("gradients", logits).c_str(),
+                   detail::class_loss_shape(logits), detail::data_of(logits), detail::data_of(saved[1]),
+                   detail::data_of(saved[2]), context->saved_data.at("ignore_index").toInt(), detail::data_of(saved[3]),
+                   detail::data_of(given), given.stride(0) == 0 ? 0 : 1, detail::memory_of(made),
+                   static_cast<int>(logits.size(1)), logits.stride(0), made.stride(0),
+                   static_cast<int>(padding_behind_rows(made)), std::int64_t{0}, logits.size(1));
     return {made, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
@@ -187,6 +180,14 @@ OpDef cost_of_class_loss() {
 }
 
 }  // namespace
+
+std::string detail::class_loss_kernel(const char* what, const Tensor& logits) {
+  return std::string("cross_entropy_") + what + "_" + kernel_type(logits.scalar_type());
+}
+
+kernels::LaunchShape detail::class_loss_shape(const Tensor& logits) {
+  return {static_cast<unsigned>(logits.size(0)), 1, kernels::kClassLossThreads, 1};
+}
 
 Tensor cross_entropy_of_libtorch(const Tensor& logits, const Tensor& target, const optional<Tensor>& weight,
                                  std::int64_t reduction, std::int64_t ignore_index, double label_smoothing) {

@@ -2,9 +2,12 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+
+#include "kernels/kernel_source.hpp"
 
 namespace autopar::fused {
 
@@ -28,5 +31,13 @@ namespace autopar::fused {
 [[nodiscard]] at::Tensor cross_entropy_of_libtorch(const at::Tensor& logits, const at::Tensor& target,
                                                    const std::optional<at::Tensor>& weight, std::int64_t reduction,
                                                    std::int64_t ignore_index, double label_smoothing);
+
+namespace detail {
+
+/// The kernel that makes "losses", "statistics" or "gradients" of such logits, and its launch.
+[[nodiscard]] std::string class_loss_kernel(const char* what, const at::Tensor& logits);
+[[nodiscard]] kernels::LaunchShape class_loss_shape(const at::Tensor& logits);
+
+}  // namespace detail
 
 }  // namespace autopar::fused

@@ -85,7 +85,7 @@ Outcome outcome_of_kernels(CudaOnCpu& gpu, const Case& one, const Rows& rows) {
              width);
   T* const made = one.in_place ? logits : gpu.room<T>("gradients", rows.logits.size());
   gpu.launch("cross_entropy_gradients_" + type, shape, logits, targets, weight, kIgnored, log_sums, given, step, made,
-             classes, width, static_cast<int>(one.padding));
+             classes, width, width, static_cast<int>(one.padding), 0LL, static_cast<long long>(classes));
   return {gpu.numbers(log_sums), gpu.numbers(losses), gpu.numbers(made)};
 }
 
@@ -111,6 +111,85 @@ TEST_CASE("class_loss: losses and gradients match fp64") {
       CHECK(kernels_test::worst_error(made.losses, exact.losses) <= 4 * kSingle);
       CHECK(kernels_test::worst_error(made.gradients, exact.gradients) <= kEpsilon<T> + 4 * kSingle);
     });
+  }
+}
+
+/// Some of the classes, in rows with so many columns behind them.
+Numbers columns(const Numbers& rows, std::size_t width, std::size_t first, std::size_t classes, std::size_t behind,
+                std::size_t count) {
+  Numbers part(count * (classes + behind), 0);
+  for (std::size_t row = 0; row < count; ++row)
+    std::copy_n(rows.data() + row * width + first, classes, part.data() + row * (classes + behind));
+  return part;
+}
+
+/// A rank's classes of a case.
+struct Block {
+  std::size_t first, classes, behind;  ///< the last: columns behind each row of logits
+
+  [[nodiscard]] std::size_t width() const { return classes + behind; }
+};
+
+/// [3, rows], in double precision.
+Numbers exact_statistics(const Block& block, const Rows& rows, const Numbers& logits) {
+  const auto count = rows.targets.size();
+  Numbers made(3 * count, 0);
+  for (std::size_t row = 0; row < count; ++row) {
+    const auto* const x = logits.data() + row * block.width();
+    double sum = 0;
+    for (std::size_t at = 0; at < block.classes; ++at) sum += std::exp(x[at]);
+    made[row] = std::log(sum);
+    made[count + row] = sum > 0 ? 1 : 0;
+    const double own = rows.targets[row] - static_cast<double>(block.first);
+    if (own >= 0 && own < static_cast<double>(block.classes)) made[2 * count + row] = x[static_cast<std::size_t>(own)];
+  }
+  return made;
+}
+
+struct OfBlock {
+  Numbers statistics, gradients;
+};
+
+template <class T>
+OfBlock block_by_kernels(CudaOnCpu& gpu, const Case& one, const Block& block, const Rows& rows, const Numbers& part,
+                         const Numbers& all_log_sums) {
+  const auto count = rows.targets.size();
+  const autopar::kernels::LaunchShape shape{static_cast<unsigned>(count), 1, autopar::kernels::kClassLossThreads, 1};
+  const std::string type = kName<T>;
+  const auto first = static_cast<long long>(block.first), all = static_cast<long long>(one.classes),
+             width = static_cast<long long>(block.width());
+  const int classes = static_cast<int>(block.classes), step = one.is_given_alike ? 0 : 1;
+  T* const logits = gpu.holds<T>("logits", part);
+  const auto* targets = gpu.reads<long long>("targets", rows.targets);
+  const auto* weight = one.weighs ? gpu.reads<float>("weight", rows.weight) : nullptr;
+  const auto* log_sums = gpu.reads<float>("log_sums", all_log_sums);
+  const auto* given = gpu.reads<float>("given", step == 0 ? Numbers{rows.given[0]} : rows.given);
+  auto* const statistics = gpu.room<float>("statistics", 3 * count);
+  gpu.launch("cross_entropy_statistics_" + type, shape, logits, targets, first, statistics, classes, width);
+  T* const gradients = one.in_place ? logits : gpu.room<T>("gradients", count * block.classes);
+  gpu.launch("cross_entropy_gradients_" + type, shape, logits, targets, weight, kIgnored, log_sums, given, step,
+             gradients, classes, width, static_cast<long long>(block.classes), 0, first, all);
+  return {gpu.numbers(statistics), gpu.numbers(gradients)};
+}
+
+TEST_CASE("class_loss: statistics and gradients of blocks of the classes") {
+  for (const auto& one : std::vector<Case>{{10, 10, true}, {517, 517}, {4208, 4208, true, true, true}, {2, 2}}) {
+    const auto rows = rows_of(one);
+    const auto exact = exact_outcome(one, rows);
+    const std::size_t cut = one.classes / 2, behind = one.in_place ? 0 : 5;
+    for (const Block& block : {Block{0, cut, behind}, Block{cut, one.classes - cut, behind}}) {
+      const auto part = columns(rows.logits, one.width, block.first, block.classes, behind, rows.targets.size());
+      const auto gradients = columns(exact.gradients, one.width, block.first, block.classes, 0, rows.targets.size());
+      kernels_test::for_each_type([&]<class T>() {
+        INFO(block.classes << " of " << one.classes << " classes from " << block.first << " on, " << kName<T>);
+        const auto made = in_every_order(class_loss, [&](CudaOnCpu& gpu) {
+          return block_by_kernels<T>(gpu, one, block, rows, part, exact.log_sums);
+        });
+        constexpr double kSingle = 8 * kEpsilon<float>;
+        CHECK(kernels_test::worst_error(made.statistics, exact_statistics(block, rows, part)) <= kSingle);
+        CHECK(kernels_test::worst_error(made.gradients, gradients) <= kEpsilon<T> + 4 * kSingle);
+      });
+    }
   }
   CHECK(class_loss.never_launched().empty());
 }

@@ -1,6 +1,7 @@
 #include "on_ranks.hpp"
 
 #include <ATen/autocast_mode.h>
+#include <torch/library.h>
 
 #include <catch_shim.hpp>
 #include <says.hpp>
@@ -10,9 +11,12 @@
 #include <autopar/shard/linear_cross_entropy.hpp>
 #include <autopar/shard/top_k.hpp>
 
+#include <atomic>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <optional>
+#include <vector>
 
 namespace ap = autopar;
 namespace nn = torch::nn;
@@ -113,6 +117,65 @@ TEST_CASE("parallel_cross_entropy: equals torch's with every option") {
       }
     });
   }
+}
+
+namespace {
+
+// As a device's library brings them, here for CPUs.
+std::atomic<int> device_calls;
+
+bool statistics_of_device(const Tensor& logits, const Tensor& target, std::int64_t first_class, const Tensor& made) {
+  ++device_calls;
+  const auto own = target - first_class;
+  const auto here = own.ge(0).logical_and(own.lt(logits.size(1)));
+  made[0].copy_(logits.logsumexp(1));
+  made[1].fill_(1);
+  made[2].copy_(logits.gather(1, own.masked_fill(here.logical_not(), 0).unsqueeze(1)).squeeze(1) * here);
+  return true;
+}
+
+bool gradient_of_device(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& weight,
+                        const Tensor& log_sums, const Tensor& gradient, std::int64_t first_class, std::int64_t classes,
+                        const Tensor& made) {
+  ++device_calls;
+  const auto counts = target.ge(0).logical_and(target.lt(classes));
+  const auto factors = weight ? weight->index_select(0, target.clamp_min(0)) : torch::ones_like(gradient);
+  const auto columns = torch::arange(first_class, first_class + logits.size(1));
+  const auto is_target = columns.unsqueeze(0).eq(target.unsqueeze(1));
+  const auto of_row = (gradient * factors * counts).unsqueeze(1);
+  made.copy_(((logits - log_sums.unsqueeze(1)).exp() - is_target.to(torch::kDouble)) * of_row);
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("parallel_cross_entropy: a device's kernels have their part of the loss") {
+  const DoublePrecision doubles;
+  torch::manual_seed(23);
+  auto all = cases();
+  std::erase_if(all, [](const Case& test) { return test.classes < 3; });
+  torch::Library library(torch::Library::IMPL, "autopar", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  library.impl("class_block_statistics", statistics_of_device);
+  library.impl("class_block_gradient", gradient_of_device);
+  device_calls = 0;
+  int plain = 0;
+  for (const auto& test : all) plain += test.options.label_smoothing() == 0 && !test.options.margin() ? 1 : 0;
+  for (const int ranks : {2, 3}) {
+    on_ranks(ranks, [&](ap::World&, const ap::Groups& groups) {
+      for (const auto& test : all) {
+        const auto x = leaf(test.logits), own = leaf(part_of(test.logits, groups.tensor, 1));
+        const auto wanted = dense_loss(test, x);
+        wanted.backward(test.upstream);
+        const auto logits = Placed::shard(own * 1, groups.tensor, 1, Split::even(test.classes, ranks));
+        const auto got = ap::parallel_cross_entropy(logits, test.target, test.options);
+        must_equal(got, wanted, test.name);
+        got.backward(test.upstream);
+        must_equal(own.grad(), part_of(x.grad(), groups.tensor, 1), test.name + ": gradient");
+      }
+    });
+  }
+  CHECK(plain > 0);
+  CHECK(device_calls == 2 * (2 + 3) * plain);
 }
 
 TEST_CASE("parallel_cross_entropy: any dims, and replicated logits") {
