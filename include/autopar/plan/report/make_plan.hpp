@@ -48,7 +48,7 @@ class PlanMaker {
     SearchResult fine{uncoarsening.refined(found)};
     // A block may hold a region together with nodes that are faster in another shape.
     if (!coarse.whole() && !uncoarsening.in_pieces() && found.mixes_degrees) SharedRanks(objective, fine).offer();
-    const Ties::Choice choice = Ties(work_, cluster_, constraints_, request_.ties).choose(fine.candidates.best());
+    const Ties::Choice choice = Ties(work_, cluster_, constraints_, request_.ties).choose(fine.candidates);
     Plan plan = described(choice.candidate, fine.candidates, uncoarsening);
     add_proof(plan, found, coarse, fine.candidates.best_step());
     if (!choice.note.empty()) plan.notes.push_back(choice.note);

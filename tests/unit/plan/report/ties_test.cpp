@@ -117,8 +117,12 @@ TEST_CASE("exchanged: a pipeline sends values and their gradients") {
   CHECK(sent.calls == 2 * 4);
 }
 
-TEST_CASE("ties: within the part, the best staging at the level that exchanges least") {
-  int changed = 0;
+bool is_replicas_of_all(const Plan& plan, int world) {
+  return plan.stages.size() == 1 && plan.stages[0].mesh.replicas() == world;
+}
+
+TEST_CASE("ties: within the part, replicas or the best staging, at the level that exchanges least") {
+  int changed = 0, replaced = 0;
   for (int seed = 0; seed < 120; ++seed) {
     const TiedCase own = random_tied_case(seed);
     std::optional<Plan> best;
@@ -133,9 +137,20 @@ TEST_CASE("ties: within the part, the best staging at the level that exchanges l
       CHECK(plan.step <= best->step * (1 + part) * (1 + 1e-12));
       const auto verdict = check_plan(own.model, own.costs(), own.cluster, plan);
       CHECK(verdict.faults == std::vector<std::string>{});
-      const Exchanged chosen = own.exchanged(plan), of_best = own.exchanged(*best);
-      CHECK_FALSE(of_best < chosen);
-      CHECK(staging_of(plan, own.model.graph.node_count()) == staging_of(*best, own.model.graph.node_count()));
+      const int world = own.cluster.devices;
+      const std::string replicas = "1 stage x " + std::to_string(world) + " replicas";
+      const bool has_replicas = std::ranges::any_of(best->runners_up, [&](const RunnerUp& other) {
+        return other.summary.starts_with(replicas) && !other.reason.starts_with("does not fit") &&
+               other.step <= best->step * (1 + part);
+      });
+      if (has_replicas) CHECK(is_replicas_of_all(plan, world));
+      if (staging_of(plan, own.model.graph.node_count()) == staging_of(*best, own.model.graph.node_count())) {
+        const Exchanged chosen = own.exchanged(plan), of_best = own.exchanged(*best);
+        CHECK_FALSE(of_best < chosen);
+      } else {
+        CHECK(has_replicas);
+        ++replaced;
+      }
       const bool is_other = plan.step > best->step * (1 + 1e-12);
       if (is_other) CHECK_FALSE(plan.certificate.searched_to_end);
       CHECK(plan.certificate.searched_bound <= best->step * (1 + 1e-12));
@@ -146,6 +161,7 @@ TEST_CASE("ties: within the part, the best staging at the level that exchanges l
     }
   }
   CHECK(changed > 20);
+  CHECK(replaced > 10);
 }
 
 TEST_CASE("ties: the ZeRO level that exchanges least, unless memory needs another") {
