@@ -192,9 +192,9 @@ ShardedOp shards_of_dense(ShardCall& call) {
 autopar::BackwardParts parts_of_dense() {
   autopar::BackwardParts parts;
   parts.input = [](const Tensor& gradient, const Tensor&, const Tensor& weight) { return gradient.matmul(weight); };
-  parts.weights = [](const Tensor& gradient, const Tensor& x, const Tensor&, bool with_bias) {
+  parts.weights = [](const Tensor& gradient, const Tensor& x, const Tensor& weight, bool with_bias) {
     const auto rows = gradient.reshape({-1, gradient.size(-1)});
-    std::vector<Tensor> gradients{rows.t().mm(x.reshape({-1, x.size(-1)}))};
+    std::vector<Tensor> gradients{rows.t().mm(x.reshape({-1, x.size(-1)})).view(weight.sizes())};  // a view of it
     if (with_bias) gradients.push_back(rows.sum(0));
     return gradients;
   };

@@ -116,7 +116,8 @@ void StageGradientSums::add(const Stage& stage, ValueId parameter, at::Tensor gr
     if (sum.defined()) {
       runtime_.unwritten()->add_to(sum, gradient);
     } else if (torch::autograd::utils::obeys_layout_contract(gradient, variable)) {
-      sum = std::move(gradient);
+      // A formula may give a view of a product. zero_grad() could not detach it, and its base would hold memory.
+      sum = gradient.is_view() ? gradient.detach() : std::move(gradient);
     } else {
       sum = torch::autograd::utils::clone_obey_contract(gradient, variable);
     }
