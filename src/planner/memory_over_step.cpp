@@ -22,10 +22,10 @@ class StageBytes {
     const SizedStages stages = sized_stages(placed.work, placed.staging, placed.sized, slices_);
     const auto fixed =
         fixed_memory(placed.work, placed.constraints, placed.staging, optimizations.zero, optimizations.offload);
-    const auto predict = [&](InFlight each) {
-      return predict_memory(stages, std::vector(fixed.size(), each), optimizations, fixed);
-    };
-    none_ = predict({}), whole_ = predict({1, 0});
+    std::vector<InFlight> in_flight(fixed.size());
+    none_ = predict_memory(stages, in_flight, optimizations, fixed);
+    for (std::size_t s = 0; s < in_flight.size(); ++s) in_flight[s].whole = stages.samples[s].largest();
+    whole_ = predict_memory(stages, in_flight, optimizations, fixed);
     held_ = held_by_microbatch(stages, optimizations, fixed);
   }
 
@@ -41,8 +41,8 @@ class StageBytes {
         samples.held(saved, now.whole) + samples.held(held_.waiting[s], now.waiting);
     // A value that arrives is held for micro-batches in flight and for the next; one that is made, for those in flight.
     if (now.whole == 0 && now.waiting == 0) return;
-    of(sample, MemoryKind::kMessages) += none.boundary - read + samples.held(made, now.whole) +
-                                         samples.held(read, std::min(now.whole + now.waiting + 1, held_.microbatches));
+    of(sample, MemoryKind::kMessages) +=
+        none.boundary - read + samples.held(made, now.whole) + samples.held(read, samples.arrived(now));
   }
   /// Of a stage's compute action. Gradients that come while activations go may be less than nothing.
   void add_transient(MemorySample& sample, std::size_t s) const { add_temporaries(sample, none_[s].transient()); }
@@ -50,6 +50,8 @@ class StageBytes {
   [[nodiscard]] bool makes_gradients(std::size_t s, BarKind kind) const {
     return kind == BarKind::kBackwardInput ? !held_.defers[s] : kind != BarKind::kForward;
   }
+  /// What a micro-batch of a stage counts.
+  [[nodiscard]] std::int64_t samples(std::size_t s, int microbatch) const { return held_.samples[s].of(microbatch); }
   void add_update(MemorySample& sample, std::size_t s) const { add_temporaries(sample, none_[s].update); }
 
  private:
@@ -76,7 +78,8 @@ class MemoryOfRank {
   void compute(const Bar& bar) {
     const std::size_t s = bar.stage.index();
     InFlight& now = in_flight_[s];
-    if (bar.kind == BarKind::kForward) ++now.whole;
+    const std::int64_t own = bar.microbatch < 0 ? 0 : bytes_.samples(s, bar.microbatch);
+    if (bar.kind == BarKind::kForward) now.whole += own;
     const bool makes = bytes_.makes_gradients(s, bar.kind);
     if (makes && now.gradients == FirstGradients::kNone) now.gradients = FirstGradients::kComing;
     MemorySample during = held(bar.begin);
@@ -86,9 +89,9 @@ class MemoryOfRank {
       bytes_.add_transient(during, s);
     push(during);
     if (makes) now.gradients = FirstGradients::kMade;
-    if (bar.kind == BarKind::kBackward && now.whole > 0) --now.whole;
-    if (bar.kind == BarKind::kBackwardInput && now.whole > 0) --now.whole, ++now.waiting;
-    if (bar.kind == BarKind::kBackwardWeight && now.waiting > 0) --now.waiting;
+    if (bar.kind == BarKind::kBackward || bar.kind == BarKind::kBackwardInput) now.whole -= own;
+    if (bar.kind == BarKind::kBackwardInput) now.waiting += own;
+    if (bar.kind == BarKind::kBackwardWeight) now.waiting -= own;
     push(held(bar.end));
   }
 

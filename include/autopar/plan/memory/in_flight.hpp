@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <utility>
 #include <vector>
 
-#include <autopar/plan/model/slices.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/schedule/action.hpp>
 #include <autopar/schedule/traits.hpp>
@@ -16,10 +16,10 @@ namespace autopar {
 /// Whether a stage has made the parameter gradients of its first backward.
 enum class FirstGradients : std::uint8_t { kNone, kComing, kMade };
 
-/// Micro-batches that a stage has begun and not completed.
+/// What a stage has begun and not completed, as `MicrobatchSamples` counts micro-batches.
 struct InFlight {
-  int whole = 0;    ///< forward done, backward outstanding
-  int waiting = 0;  ///< backward done except for parameter gradients
+  std::int64_t whole = 0;    ///< forward done, backward outstanding
+  std::int64_t waiting = 0;  ///< backward done except for parameter gradients
   FirstGradients gradients = FirstGradients::kMade;
   friend bool operator==(const InFlight&, const InFlight&) = default;
 };
@@ -32,46 +32,57 @@ struct InFlight {
   return traits_of(law).peak(stage, stages, 1, microbatches);
 }
 
-/// Micro-batches that each stage holds at the peak. @pre the schedule has a law
-[[nodiscard]] inline std::vector<InFlight> in_flight_by_law(const Workload& work, const Staging& staging) {
-  std::vector<InFlight> out;
-  for (int s = 0; s < staging.stages(); ++s)
-    out.push_back({peak_in_flight(staging.schedule, work.loss_mode, s, staging.stages(), staging.microbatches)});
-  return out;
-}
-
-/// The samples of a stage's micro-batches. What several hold at a time is taken to be in proportion to their samples,
-/// of the largest ones.
+/// What micro-batches of a stage count by. What they hold is taken to be in proportion to their samples.
 class MicrobatchSamples {
  public:
-  /// Micro-batches of one size.
-  MicrobatchSamples() = default;
-  /// @param sizes  of the replica's slices, ascending
-  explicit MicrobatchSamples(const PieceSizes& sizes) {
-    for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
-      for (int i = 0; i < size->second; ++i) most_.push_back(most_.back() + size->first);
-    }
+  /// Micro-batches of one size: each counts one.
+  explicit MicrobatchSamples(int microbatches) : all_(microbatches) {}
+  /// @param samples  of each micro-batch, in order @pre one of them is positive
+  explicit MicrobatchSamples(std::vector<std::int64_t> samples) : of_(std::move(samples)) {
+    most_ = of_;
+    std::ranges::sort(most_, std::ranges::greater{});
+    least_ = most_.back();
+    largest_ = most_.front();
+    std::partial_sum(most_.begin(), most_.end(), most_.begin());
+    all_ = most_.back();
   }
 
-  /// Samples of so many micro-batches, at most. In units of the largest micro-batch, if all have one size.
-  [[nodiscard]] std::int64_t most(int count) const {
-    const auto all = static_cast<int>(most_.size()) - 1;
-    return all == 0 ? count : most_[static_cast<std::size_t>(std::min(count, all))];
+  [[nodiscard]] std::int64_t of(int microbatch) const {
+    return of_.empty() ? 1 : of_[static_cast<std::size_t>(microbatch)];
   }
-  /// Of the smallest micro-batch, likewise.
-  [[nodiscard]] std::int64_t least() const {
-    const std::size_t all = most_.size() - 1;
-    return all == 0 ? 1 : most_[all] - most_[all - 1];
+  [[nodiscard]] std::int64_t largest() const { return largest_; }
+  [[nodiscard]] std::int64_t least() const { return least_; }
+  /// Of so many micro-batches, at most.
+  [[nodiscard]] std::int64_t most(int count) const {
+    if (count == 0 || of_.empty()) return count;
+    return most_[std::min(static_cast<std::size_t>(count), most_.size()) - 1];
+  }
+  /// Of those in flight, and the largest one that may arrive ahead of its use.
+  [[nodiscard]] std::int64_t arrived(const InFlight& now) const {
+    return std::min(now.whole + now.waiting + largest_, all_);
   }
   /// @param one  bytes of the largest micro-batch
-  [[nodiscard]] Bytes held(Bytes one, int count) const {
-    const std::int64_t largest = most(1), bytes = one.value() * most(count);
-    return Bytes((bytes + largest - 1) / largest);
+  [[nodiscard]] Bytes held(Bytes one, std::int64_t samples) const {
+    return Bytes((one.value() * samples + largest_ - 1) / largest_);
   }
 
  private:
-  std::vector<std::int64_t> most_{0};  ///< by count
+  std::vector<std::int64_t> of_;    ///< by micro-batch; empty: each counts one
+  std::vector<std::int64_t> most_;  ///< of the largest ones, by their number less one
+  std::int64_t all_ = 0, largest_ = 1, least_ = 1;
 };
+
+/// Micro-batches that each stage holds at the peak, the largest ones. @pre the schedule has a law
+/// @param samples  [stage]
+[[nodiscard]] inline std::vector<InFlight> in_flight_by_law(const Workload& work, const Staging& staging,
+                                                            const std::vector<MicrobatchSamples>& samples) {
+  std::vector<InFlight> out;
+  for (int s = 0; s < staging.stages(); ++s) {
+    const int peak = peak_in_flight(staging.schedule, work.loss_mode, s, staging.stages(), staging.microbatches);
+    out.push_back({samples[static_cast<std::size_t>(s)].most(peak)});
+  }
+  return out;
+}
 
 /// Bytes of a stage for each micro-batch in flight, by stage.
 struct HeldByMicrobatch {
@@ -81,7 +92,6 @@ struct HeldByMicrobatch {
   std::vector<Bytes> coming;     ///< while it makes them, see `StageMemory::coming`
   std::vector<bool> defers;      ///< whether the second half of a split backward makes them
   std::vector<MicrobatchSamples> samples;
-  int microbatches = 1;
 
   [[nodiscard]] bool makes_gradients(const ComputeAction& compute) const {
     if (compute.kind == ActionKind::kBackwardInput) return !defers[compute.stage.index()];
@@ -90,9 +100,8 @@ struct HeldByMicrobatch {
   /// In units that all stages of a rank have in common.
   [[nodiscard]] Bytes of(std::size_t stage, const InFlight& now) const {
     const MicrobatchSamples& own = samples[stage];
-    return whole[stage] * own.most(now.whole) + waiting[stage] * own.most(now.waiting) +
-           read[stage] * own.most(std::min(now.whole + now.waiting + 1, microbatches)) +
-           made(stage, now.gradients) * own.most(1);
+    return whole[stage] * now.whole + waiting[stage] * now.waiting + read[stage] * own.arrived(now) +
+           made(stage, now.gradients) * own.largest();
   }
   [[nodiscard]] Bytes made(std::size_t stage, FirstGradients first) const {
     if (first == FirstGradients::kNone) return Bytes(0);
@@ -125,19 +134,11 @@ struct HeldByMicrobatch {
         sum -= bytes.of(s, now[s]);
         now[s].gradients = FirstGradients::kMade;
       }
-      switch (compute.kind) {
-        case ActionKind::kForward:
-          ++now[s].whole;
-          break;
-        case ActionKind::kBackwardInput:
-          --now[s].whole, ++now[s].waiting;
-          break;
-        case ActionKind::kBackwardWeight:
-          --now[s].waiting;
-          break;
-        default:
-          --now[s].whole;
-      }
+      const std::int64_t own = bytes.samples[s].of(compute.microbatch);
+      if (compute.kind == ActionKind::kForward) now[s].whole += own;
+      if (gives_input_gradients(compute.kind)) now[s].whole -= own;
+      if (compute.kind == ActionKind::kBackwardInput) now[s].waiting += own;
+      if (compute.kind == ActionKind::kBackwardWeight) now[s].waiting -= own;
       sum += bytes.of(s, now[s]);
       count();
     }

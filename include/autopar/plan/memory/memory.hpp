@@ -49,8 +49,8 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedStages& al
   }
   for (std::size_t s = 0; s < memory.size(); ++s) {
     const InFlight& now = in_flight[s];
-    memory[s].boundary += all.samples[s].held(made[s], now.whole) +
-                          all.samples[s].held(read[s], std::min(microbatches, now.whole + now.waiting + 1));
+    const MicrobatchSamples& samples = all.samples[s];
+    memory[s].boundary += samples.held(made[s], now.whole) + samples.held(read[s], samples.arrived(now));
   }
 }
 
@@ -181,7 +181,7 @@ class RecomputedStage {
       if (to_make.erase(parameter) > 0) now += stages.work.parameters[parameter.index()].bytes;
     }
     most = std::max(most, now);
-    now -= Bytes(stages.costs(stage)[node->index()].deferred_weight.value() * samples.least() / samples.most(1));
+    now -= Bytes(stages.costs(stage)[node->index()].deferred_weight.value() * samples.least() / samples.largest());
   }
   return most;
 }
@@ -299,13 +299,12 @@ class RecomputedStage {
                                                          const std::vector<StageMemory>& fixed) {
   const std::vector<StageMemory> nothing(stages.nodes.size());  // differences do not depend on it
   SizedStages alike = stages;
-  alike.samples.assign(nothing.size(), {});
+  alike.samples.assign(nothing.size(), MicrobatchSamples(stages.staging.microbatches));
   const auto memory = [&](InFlight each) {
     return predict_memory(alike, std::vector(nothing.size(), each), optimizations, nothing);
   };
   const auto none = memory({}), whole = memory({1, 0}), waiting = memory({0, 1});
   HeldByMicrobatch out;
-  out.microbatches = stages.staging.microbatches;
   out.samples = stages.samples;
   const bool splits = !keeps_backwards_whole(stages.staging.schedule);
   for (std::size_t s = 0; s < none.size(); ++s) {

@@ -30,29 +30,28 @@ struct SliceSizes {
 
 /// The micro-batches of a layout by size, and the pieces of its ranks by class: equal ones are counted, not listed.
 struct PieceClasses {
-  PieceSizes sizes;                ///< of the micro-batches
-  std::vector<PieceSizes> pieces;  ///< by class, ascending by first rank: of the pieces of that rank
+  std::vector<std::int64_t> microbatches;  ///< samples of each, in order
+  PieceSizes sizes;                        ///< of the micro-batches
+  std::vector<PieceSizes> pieces;          ///< by class, ascending by first rank: of the pieces of that rank
 
-  PieceClasses(const std::vector<std::int64_t>& local, int microbatches) {
+  PieceClasses(const std::vector<std::int64_t>& local, int count) : microbatches(static_cast<std::size_t>(count), 0) {
     std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> ranks_of;  // by all that piece_begin knows of a rank
     std::vector<std::pair<std::int64_t, std::int64_t>> classes;              // ascending by first rank
     std::int64_t first = 0;
     for (const std::int64_t samples : local) {
-      const std::pair one(samples, first % microbatches);
+      const std::pair one(samples, first % count);
       if (++ranks_of[one] == 1) classes.push_back(one);
       first += samples;
     }
-    std::vector<std::int64_t> whole(static_cast<std::size_t>(microbatches), 0);  // samples of each micro-batch
     for (const auto& one : classes) {
       std::vector<std::int64_t> own;
-      for (int m = 0; m < microbatches; ++m) {
-        own.push_back(piece_begin(one.first, one.second, m + 1, microbatches) -
-                      piece_begin(one.first, one.second, m, microbatches));
-        whole[static_cast<std::size_t>(m)] += own.back() * ranks_of[one];
+      for (int m = 0; m < count; ++m) {
+        own.push_back(piece_begin(one.first, one.second, m + 1, count) - piece_begin(one.first, one.second, m, count));
+        microbatches[static_cast<std::size_t>(m)] += own.back() * ranks_of[one];
       }
       pieces.push_back(counted(std::move(own)));
     }
-    sizes = counted(std::move(whole));
+    sizes = counted(microbatches);
   }
 
  private:
@@ -114,15 +113,18 @@ class SliceTable {
   [[nodiscard]] const SliceSizes& at(int microbatches, int replicas, int stages) const {
     const bool keeps = stages == 1 && replicas == static_cast<int>(local_.size());
     const auto [entry, added] = table_.try_emplace({microbatches, keeps ? -1 : replicas});
-    if (added) {
-      const auto& classes = classes_.try_emplace(microbatches, local_, microbatches).first->second;
-      entry->second = slices_of(classes, replicas, keeps);
-    }
+    if (added) entry->second = slices_of(classes(microbatches), replicas, keeps);
     return entry->second;
   }
+  /// Samples of each micro-batch, in order: what a stage with one replica runs.
+  [[nodiscard]] const std::vector<std::int64_t>& microbatches(int count) const { return classes(count).microbatches; }
   [[nodiscard]] const std::vector<std::int64_t>& local() const { return local_; }
 
  private:
+  [[nodiscard]] const PieceClasses& classes(int microbatches) const {
+    return classes_.try_emplace(microbatches, local_, microbatches).first->second;
+  }
+
   std::vector<std::int64_t> local_;
   mutable std::map<std::pair<int, int>, SliceSizes> table_;
   mutable std::map<int, PieceClasses> classes_;  // by micro-batches

@@ -82,9 +82,9 @@ class StageFloor {
     const auto& [sized, segments] = shape->second;
     const auto [fixed, is_new] = fixed_.try_emplace(key_of(nodes, 0, replicas, variant));
     if (is_new) fixed->second = fixed_memory(work, constraints, staging, variant.zero, variant.offload);
-    std::vector<InFlight> held(staging.replicas.size());
-    held.front().whole = in_flight;
     const SizedStages stages = sized_stages(work, staging, sized, objective_.slices());
+    std::vector<InFlight> held(staging.replicas.size());
+    held.front().whole = stages.samples.front().most(in_flight);
     MemoryOptimizations optimizations{variant.zero, {}, variant.offload};
     if (constraints.recompute != Recompute::kNever) {
       const RecomputeChoice choice(stages, segments, held, fixed->second);

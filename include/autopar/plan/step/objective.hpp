@@ -173,7 +173,7 @@ class StepObjective {
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
     const auto meshes = placed(staging, RankPlacement::kReplicasTogether);
     const SizedPipeline sized = pipeline(staging, meshes);
-    const auto in_flight = in_flight_by_law(work_, staging);
+    const auto in_flight = in_flight_by_law(work_, staging, samples_in_flight(staging, slices_));
     std::vector<StageMemory> least;  // units that are whole may take more than shards save
     std::pair<bool, Bytes> least_of{};
     for (const MemoryOptimizations& each : all_optimizations(staging)) {
@@ -327,7 +327,8 @@ class StepObjective {
                                                    const MemoryOptimizations& optimizations,
                                                    const Orders& orders = {}) const {
     const bool unknown = traits_of(staging.schedule).orders_in_plan && orders.empty();
-    if (has_closed_form(staging.schedule) || unknown || !work_.loss_mode) return in_flight_by_law(work_, staging);
+    if (has_closed_form(staging.schedule) || unknown || !work_.loss_mode)
+      return in_flight_by_law(work_, staging, samples_in_flight(staging, slices_));
     const HeldByMicrobatch held = held_in(staging, sized, optimizations);
     if (!orders.empty()) return in_flight_of(orders, held);
     const Pipeline positions = detail::one_rank_a_position(staging);

@@ -23,7 +23,7 @@ class Ledger {
       : stated_(stated), plan_(stated.plan), costs_(costs), stages_(plan_.stages.size()) {
     for (std::size_t s = 0; s < stages_.size(); ++s) shares_ranks_ |= stated.beside(s).size() > 1;
     for (std::size_t s = 0; s < stages_.size(); ++s) {
-      if (follows_order(s)) find_samples(s);
+      find_samples(s);
       add_atoms(s);
       add_parameters(s);
       add_units(s);
@@ -72,12 +72,14 @@ class Ledger {
     Bytes arriving{}, leaving{};    // values of a micro-batch from and to other stages
     Bytes first_made{};             // gradients among `owned` that are not there before the first backward
     Bytes coming{};                 // what that backward holds of them beside what it began with
-    std::vector<std::int64_t> samples{};  // of the largest micro-batches, by their number; empty: all count alike
+    std::vector<std::int64_t> samples{};  // by micro-batch: what it counts, against `most` of the largest
+    std::int64_t most = 1, least = 1, all = 0;
   };
   enum class FirstBackward { kToCome, kNow, kOver };
-  /// Micro-batches that are forward. `whole`: not yet backward. `parted`: backward except for parameter gradients.
+  /// What micro-batches that are forward count. `whole`: not yet backward. `parted`: backward except for parameter
+  /// gradients.
   struct Flying {
-    int whole = 0, parted = 0;
+    std::int64_t whole = 0, parted = 0;
     FirstBackward first = FirstBackward::kToCome;
   };
   struct Atom {
@@ -97,19 +99,16 @@ class Ledger {
 
   /// Activations, at least `least`, and values from and to other stages.
   [[nodiscard]] Bytes in_flight(const Stage& stage, const Flying& now, Bytes least) const {
-    const auto of = [&](Bytes largest, int count) {
-      const std::int64_t one = weight(stage, 1), bytes = largest.value() * weight(stage, count);
-      return Bytes(bytes / one + (bytes % one == 0 ? 0 : 1));
+    const auto of = [&](Bytes largest, std::int64_t samples) {
+      const std::int64_t bytes = largest.value() * samples;
+      return Bytes(bytes / stage.most + (bytes % stage.most == 0 ? 0 : 1));
     };
     return std::max(of(stage.kept, now.whole) + of(stage.parted, now.parted), least) + of(stage.leaving, now.whole) +
-           of(stage.arriving, arrived(now));
+           of(stage.arriving, arrived(stage, now));
   }
-  [[nodiscard]] int arrived(const Flying& now) const {
-    return std::min(plan_.microbatches, now.whole + now.parted + 1);
-  }
-  /// What so many micro-batches count at most: activations are in proportion to samples.
-  [[nodiscard]] static std::int64_t weight(const Stage& stage, int microbatches) {
-    return stage.samples.empty() ? microbatches : stage.samples.at(static_cast<std::size_t>(microbatches));
+  /// One more micro-batch arrives ahead of its use, if there is one.
+  [[nodiscard]] static std::int64_t arrived(const Stage& stage, const Flying& now) {
+    return std::min(stage.all, now.whole + now.parted + stage.most);
   }
   [[nodiscard]] static Bytes made(const Stage& stage, const Flying& now) {
     if (now.first == FirstBackward::kToCome) return Bytes(0);
@@ -117,8 +116,8 @@ class Ledger {
   }
   /// Likewise of all that differs in time.
   [[nodiscard]] Bytes weighed(const Stage& stage, const Flying& now) const {
-    return (stage.kept + stage.leaving) * weight(stage, now.whole) + stage.parted * weight(stage, now.parted) +
-           stage.arriving * weight(stage, arrived(now)) + made(stage, now) * weight(stage, 1);
+    return (stage.kept + stage.leaving) * now.whole + stage.parted * now.parted + stage.arriving * arrived(stage, now) +
+           made(stage, now) * stage.most;
   }
   /// Whether a compute action makes parameter gradients that count from the stage's first such action on. Backwards of
   /// recomputed segments are whole, in the first half.
@@ -128,9 +127,12 @@ class Ledger {
   }
   /// By stage, when a rank holds most.
   [[nodiscard]] std::vector<Flying> at_peak(const std::vector<ComputeAction>& order) const {
-    if (!stated_.model.loss_mode)
-      return std::vector<Flying>(stages_.size(), {plan_.microbatches, 0, FirstBackward::kOver});  // results leave first
-    std::vector<Flying> now(stages_.size()), peak = now;
+    std::vector<Flying> now(stages_.size());
+    if (!stated_.model.loss_mode) {  // results leave first
+      for (std::size_t s = 0; s < stages_.size(); ++s) now[s] = {stages_[s].all, 0, FirstBackward::kOver};
+      return now;
+    }
+    std::vector<Flying> peak = now;
     Bytes sum{}, most{};
     const auto becomes = [&](const ComputeAction& compute, const Flying& next) {
       Flying& own = now[compute.stage.index()];
@@ -147,10 +149,11 @@ class Ledger {
         becomes(compute, next);
         next.first = FirstBackward::kOver;
       }
-      if (compute.kind == ActionKind::kForward) ++next.whole;
-      if (gives_input_gradients(compute.kind)) --next.whole;
-      if (compute.kind == ActionKind::kBackwardInput) ++next.parted;
-      if (compute.kind == ActionKind::kBackwardWeight) --next.parted;
+      const std::int64_t own = stages_[compute.stage.index()].samples[static_cast<std::size_t>(compute.microbatch)];
+      if (compute.kind == ActionKind::kForward) next.whole += own;
+      if (gives_input_gradients(compute.kind)) next.whole -= own;
+      if (compute.kind == ActionKind::kBackwardInput) next.parted += own;
+      if (compute.kind == ActionKind::kBackwardWeight) next.parted -= own;
       becomes(compute, next);
     }
     return peak;
@@ -185,15 +188,20 @@ class Ledger {
       return costs_.of_atom(atom, 1).deferred_weight > Bytes(0);
     });
   }
-  /// Of one replica, which runs whole micro-batches.
+  /// Where the order is followed, activations are in proportion to samples. Elsewhere all micro-batches count alike.
   void find_samples(std::size_t s) {
-    const BatchSplit split(stated_.pipeline, stated_.layout);
-    std::vector<std::int64_t> sizes;
-    for (int m = 0; m < plan_.microbatches; ++m) sizes.push_back(split.slice(StageId::of(s), 0, m).size());
-    std::ranges::sort(sizes, std::ranges::greater{});
-    if (sizes.front() == sizes.back()) return;
-    stages_[s].samples.push_back(0);
-    for (const std::int64_t size : sizes) stages_[s].samples.push_back(stages_[s].samples.back() + size);
+    Stage& stage = stages_[s];
+    stage.samples.assign(static_cast<std::size_t>(plan_.microbatches), 1);
+    if (follows_order(s)) {
+      const BatchSplit split(stated_.pipeline, stated_.layout);
+      std::vector<std::int64_t> sizes;
+      for (int m = 0; m < plan_.microbatches; ++m) sizes.push_back(split.slice(StageId::of(s), 0, m).size());
+      const auto [least, most] = std::ranges::minmax(sizes);
+      stage.least = least == most ? 1 : least;
+      stage.most = least == most ? 1 : most;
+      if (least < most) stage.samples = std::move(sizes);
+    }
+    stage.all = std::accumulate(stage.samples.begin(), stage.samples.end(), std::int64_t{0});
   }
 
   /// An atom works beside what earlier atoms keep; if backwards are split, beside what all atoms keep. The gradients of
@@ -417,7 +425,6 @@ class Ledger {
     for (const auto& [atom, bytes] : gradients) stage.first_made += bytes;
     stage.coming = stage.first_made;
     if (!stated_.splits_backwards() || !plan_.stages[s].recomputed.empty()) return;
-    const std::int64_t smallest = weight(stage, plan_.microbatches) - weight(stage, plan_.microbatches - 1);
     Bytes beside{};
     stage.coming = Bytes(0);
     const auto& atoms = plan_.stages[s].atoms;
@@ -425,7 +432,7 @@ class Ledger {
       if (const auto of = gradients.find(*atom); of != gradients.end()) beside += of->second;
       stage.coming = std::max(stage.coming, beside);
       const Bytes kept = costs_.of_atom(*atom, stated_.stages[s].slice).deferred_weight;
-      beside -= Bytes(kept.value() * smallest / weight(stage, 1));
+      beside -= Bytes(kept.value() * stage.least / stage.most);
     }
   }
 

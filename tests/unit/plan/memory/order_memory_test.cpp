@@ -130,7 +130,7 @@ TEST_CASE("several stages a rank or a synthesised order: memory is what it holds
       const Bytes exact = std::max(held.most, held.update);
       constexpr Bytes kMessages(1000), kSamples(8 * kBatch);
       CHECK(predicted >= exact);
-      CHECK(predicted <= exact + held.early + held.one_sample * 2 + kMessages + kSamples);
+      CHECK(predicted <= exact + held.early + held.one_sample + kMessages + kSamples);
       with_gradients_to_come += predicted > held.update + gradients ? 1 : 0;
       of_plain_stages += is_plain && held.most > held.update ? 1 : 0;
     }
@@ -140,14 +140,23 @@ TEST_CASE("several stages a rank or a synthesised order: memory is what it holds
 }
 
 TEST_CASE("MicrobatchSamples: what micro-batches hold is in proportion to the largest ones", "[laws]") {
-  const MicrobatchSamples alike, sizes(PieceSizes{{5, 2}, {6, 1}});
+  const MicrobatchSamples alike(4), sizes({5, 6, 5});
+  CHECK(alike.of(3) == 1);
+  CHECK(alike.most(3) == 3);
   CHECK(alike.held(Bytes(7), 3) == Bytes(21));
-  CHECK(sizes.held(Bytes(600), 0) == Bytes(0));
-  CHECK(sizes.held(Bytes(600), 1) == Bytes(600));
-  CHECK(sizes.held(Bytes(600), 2) == Bytes(1100));
-  CHECK(sizes.held(Bytes(600), 3) == Bytes(1600));
-  CHECK(sizes.held(Bytes(1), 2) == Bytes(2));  // rounded up
-  CHECK(sizes.held(Bytes(600), 4) == Bytes(1600));
+  CHECK(alike.arrived({.whole = 2, .waiting = 1}) == 4);
+  CHECK(alike.arrived({.whole = 3, .waiting = 1}) == 4);  // there is no other one
+  CHECK(sizes.of(0) == 5);
+  CHECK(sizes.of(1) == 6);
+  CHECK(sizes.least() == 5);
+  CHECK(sizes.most(0) == 0);
+  CHECK(sizes.most(1) == 6);
+  CHECK(sizes.most(2) == 11);
+  CHECK(sizes.most(4) == 16);
+  CHECK(sizes.arrived({.whole = 5}) == 11);
+  CHECK(sizes.arrived({.whole = 5, .waiting = 6}) == 16);
+  CHECK(sizes.held(Bytes(600), 5) == Bytes(500));
+  CHECK(sizes.held(Bytes(1), 11) == Bytes(2));  // rounded up
 }
 
 }  // namespace autopar::order_memory_test
