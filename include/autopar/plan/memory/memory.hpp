@@ -258,7 +258,7 @@ class RecomputedStage {
         if (profile.copy_by_call) copies += profile.copy;
       }
       waiting.insert(work.graph[node].read_by_several.begin(), work.graph[node].read_by_several.end());
-      largest = std::max(largest, work.graph[node].largest_trained);
+      largest = std::max(largest, work.graph[node].largest_trained.of_all);
       memory[s].parameters += work.graph[node].resident;
     }
     for (const ParameterId parameter : waiting) {

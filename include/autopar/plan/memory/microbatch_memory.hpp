@@ -141,8 +141,9 @@ struct MicrobatchMemory {
   const auto look = [&](std::size_t place, Bytes& nearest) {
     const WorkNode& node = work.graph[nodes[place]];
     beside[place] = std::max(beside[place], nearest);
-    if (node.members.size() > 1) beside[place] = std::max(beside[place], node.largest_trained);
-    if (node.largest_trained > Bytes(0)) nearest = node.largest_trained;
+    const Bytes most = node.largest_trained.of_all;
+    if (node.members.size() > 1) beside[place] = std::max(beside[place], most);
+    if (most > Bytes(0)) nearest = most;
   };
   Bytes before{}, after{};
   for (std::size_t i = 0; i < nodes.size(); ++i) look(i, before);

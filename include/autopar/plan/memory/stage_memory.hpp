@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <autopar/plan/memory/optimizations.hpp>
+#include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/schedule/mesh.hpp>
 
@@ -15,7 +16,7 @@ namespace autopar {
 /// From ZeRO 2 on, what decides how much is unsharded while an operator of a stage works, beside the shards.
 ///
 /// A unit has at most `unit` bytes, or it is one parameter. So the parameters of an operator are in units of at most
-/// their own bytes, or one unit, and one unit more.
+/// their bytes, or one unit, and one unit more. A parameter that is alone in its operator is in one unit.
 struct Unsharded {
   Bytes unit{};           ///< 0: nothing is unsharded for compute actions
   Bytes owned{};          ///< trainable bytes of the stage that are held in shards
@@ -23,12 +24,16 @@ struct Unsharded {
   Bytes of_several{};     ///< the units of parameters that several operators read: they stay from the first to the last
   bool whole_backwards = true;  ///< the input half of a split backward ends with all that it gathered
 
-  /// Bytes of the units that an operator's parameters are in.
-  [[nodiscard]] Bytes units_of(Bytes read) const { return read > Bytes(0) ? std::max(read, unit) + unit : Bytes(0); }
+  /// Bytes of the units that an operator's parameters are in, at most.
+  /// @param read  trainable bytes that one operator reads
+  [[nodiscard]] Bytes units_of(const LargestTrained& read) const {
+    const auto units = [&](Bytes bytes) { return bytes > Bytes(0) ? std::max(bytes, unit) : Bytes(0); };
+    return std::max(units(read.of_all), units(read.of_several) + (read.of_several > Bytes(0) ? unit : Bytes(0)));
+  }
   /// Gathered parameters: the operator's, and one unit of the operator before or after it.
   /// @param read    trainable bytes that the operator reads
   /// @param beside  the most that one of its neighbours reads, of those that read any
-  [[nodiscard]] Bytes gathered(Bytes read, Bytes beside) const {
+  [[nodiscard]] Bytes gathered(const LargestTrained& read, Bytes beside) const {
     if (computed_with == Bytes(0)) return Bytes(0);
     const Bytes ahead = beside > Bytes(0) ? std::max(beside, unit) : Bytes(0);
     const Bytes most = whole_backwards ? std::min(of_several + units_of(read) + ahead, owned) : owned;

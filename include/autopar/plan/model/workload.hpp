@@ -27,6 +27,17 @@
 
 namespace autopar {
 
+/// The most trainable bytes that one member of a node reads.
+struct LargestTrained {
+  Bytes of_all{};      ///< of any member
+  Bytes of_several{};  ///< of those that read several trainable parameters
+
+  void add(const LargestTrained& other) {
+    of_all = std::max(of_all, other.of_all);
+    of_several = std::max(of_several, other.of_several);
+  }
+};
+
 /// One unit of work for a planner: a node of the user's graph, or a block of several.
 struct WorkNode {
   std::string name;                     ///< for messages
@@ -37,7 +48,7 @@ struct WorkNode {
   Bytes totals{};                       ///< bytes of sums over the whole batch: one micro-batch only, see OpProfile
   bool batch_statistic = false;         ///< normalises over the samples of one execution
   bool economy_of_scale = false;        ///< cost per sample is no less in a small slice than in a large one
-  Bytes largest_trained{};              ///< trainable bytes of the member that reads most
+  LargestTrained largest_trained{};
   std::vector<ParameterId> read_by_several;  ///< parameters that several members read, ascending
   std::vector<NodeId> members;               ///< nodes of the original graph, ascending
 };
@@ -87,7 +98,7 @@ struct Workload : LinkCosts {
   /// Cost of a node if its regions are computed by so many shards each, whatever `region_shards` says.
   std::function<NodeCost(NodeId, std::int64_t samples, const std::vector<int>& region_shards)> node_cost_in_shards;
   /// `WorkNode::largest_trained`, likewise.
-  std::function<Bytes(NodeId, const std::vector<int>& region_shards)> largest_trained_in_shards;
+  std::function<LargestTrained(NodeId, const std::vector<int>& region_shards)> largest_trained_in_shards;
 
   /// Costs of one node for a slice of `samples` > 0, computed anew.
   std::function<NodeCost(NodeId, std::int64_t samples)> node_cost;
@@ -97,7 +108,7 @@ struct Workload : LinkCosts {
 /// The most trainable bytes that one node reads.
 [[nodiscard]] inline Bytes largest_trained(const Workload& work) {
   Bytes largest{};
-  for (const NodeId node : work.graph.nodes()) largest = std::max(largest, work.graph[node].largest_trained);
+  for (const NodeId node : work.graph.nodes()) largest = std::max(largest, work.graph[node].largest_trained.of_all);
   return largest;
 }
 
@@ -270,16 +281,18 @@ void set_regions(Workload& work, const ModelProfile& profile, const M& model) {
   };
   work.largest_trained_in_shards = [&profile, of_parameter](NodeId node, const std::vector<int>& region_shards) {
     Bytes sum{};
+    int count = 0;
     std::vector<ParameterId> read = profile.graph[node].parameters;
     make_set(read);
     for (const ParameterId id : read) {
       if (!profile.parameters[id.index()].trainable) continue;
+      ++count;
       const int r = of_parameter[id.index()];
       const int shards = r < 0 ? 1 : region_shards[static_cast<std::size_t>(r)];
       const Bytes bytes = profile.parameters[id.index()].bytes;
       sum += shards == 1 ? bytes : part_of_shard(bytes, profile.tensor_regions[static_cast<std::size_t>(r)], shards);
     }
-    return sum;
+    return LargestTrained{sum, count > 1 ? sum : Bytes(0)};
   };
 }
 
@@ -329,14 +342,17 @@ template <CostModel<Graph<OpProfile, ValueProfile>> M>
     unit.batch_statistic = op.batch_statistic;
     unit.parameters = op.parameters;
     detail::make_set(unit.parameters);
+    Bytes trained{};
+    int count = 0;
     for (const ParameterId parameter : unit.parameters) {
       expect(parameter.index() < profile.parameters.size(), "an atom reads a parameter that the profile does not list");
       const ParameterProfile& read = profile.parameters[parameter.index()];
-      if (read.trainable) unit.largest_trained += read.bytes;
+      if (read.trainable) trained += read.bytes, ++count;
       expect(!read.copy_by_call || !is_read[parameter.index()],
              "several atoms read a copy of a parameter that each call makes for one");
       is_read[parameter.index()] = true;
     }
+    unit.largest_trained = {trained, count > 1 ? trained : Bytes(0)};
   }
   work.parameters = profile.parameters;
   work.inputs = profile.inputs;
@@ -371,7 +387,7 @@ namespace detail {
     block.resident += node.resident;
     block.totals += node.totals;
     block.batch_statistic = block.batch_statistic || node.batch_statistic;
-    block.largest_trained = std::max(block.largest_trained, node.largest_trained);
+    block.largest_trained.add(node.largest_trained);
     if (node.whole_batch && !block.whole_batch) {
       block.whole_batch = true;
       block.name = node.name;
@@ -456,9 +472,9 @@ inline void set_regions(Workload& coarse, const Workload& fine, const Partition&
   coarse.largest_trained_in_shards =
       [largest =
            once_each(coarse.regions_of, [&fine, partition](NodeId block, std::int64_t, const auto& region_shards) {
-             Bytes most{};
+             LargestTrained most;
              for (const NodeId member : partition.members(BlockId(block.value())))
-               most = std::max(most, fine.largest_trained_in_shards(member, region_shards));
+               most.add(fine.largest_trained_in_shards(member, region_shards));
              return most;
            })](NodeId block, const std::vector<int>& region_shards) { return largest(block, 0, region_shards); };
 }

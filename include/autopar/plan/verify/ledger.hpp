@@ -257,14 +257,17 @@ class Ledger {
   }
 
   [[nodiscard]] bool sums_units(std::size_t s) const { return plan_.zero >= 2 && plan_.stages[s].mesh.replicas() > 1; }
-  /// Units that parameters of an atom lie in: its own, or a unit's limit, and one unit more.
-  [[nodiscard]] Bytes units_with(Bytes read) const { return std::max(read, stated_.unit_limit) + stated_.unit_limit; }
+  /// Units that parameters of an atom lie in: its own, or a unit's limit, and of several one unit more.
+  [[nodiscard]] Bytes units_with(std::size_t s, NodeId atom, Bytes read) const {
+    const Bytes limit = stated_.unit_limit, least = std::max(read, limit);
+    return stated_.stages[s].read_one.contains(atom) ? least : least + limit;
+  }
   /// Beside gradients that later atoms made: the atom's, in their units, or the unit that its next reader goes on with.
   [[nodiscard]] Bytes most_filling(std::size_t s, NodeId atom) const {
     if (!sums_units(s)) return Bytes(0);
     const auto& read_by = stated_.stages[s].read_by;
     const auto own = read_by.find(atom);
-    return own == read_by.end() ? stated_.unit_limit : units_with(own->second);
+    return own == read_by.end() ? stated_.unit_limit : units_with(s, atom, own->second);
   }
 
   /// ZeRO 3: the units of an atom's parameters, and of the nearest atom with parameters on one side one unit. What
@@ -281,7 +284,7 @@ class Ledger {
     for (auto& [atom, of] : atoms) {
       const auto own = read_by.lower_bound(atom), after = read_by.upper_bound(atom);
       Bytes there = sharded.of_several, next{};
-      if (own != after) there += units_with(own->second);
+      if (own != after) there += units_with(s, atom, own->second);
       if (own != read_by.begin()) next = std::max(std::prev(own)->second, stated_.unit_limit);
       if (after != read_by.end()) next = std::max({next, after->second, stated_.unit_limit});
       there = stated_.splits_backwards() ? sharded.trained : std::min(there + next, sharded.trained);

@@ -50,6 +50,7 @@ struct StatedStage {
   std::map<ParameterId, std::vector<NodeId>> trained{};  ///< trained parameters, and the atoms that read each
   Bytes trained_bytes{}, computed_with{}, sent{};        ///< of all of them; `sent` for their gradients
   std::map<NodeId, Bytes> read_by{};                     ///< trained bytes that an atom reads, if it reads any
+  std::set<NodeId> read_one{};                           ///< atoms that read one trained parameter
   Bytes most_read{};                                     ///< the most of them
 };
 
@@ -234,15 +235,18 @@ struct StatedPlan {
       }
       for (const NodeId atom : plan.stages[s].atoms) {
         Bytes read{};
+        int count = 0;
         for (const ParameterId id : model.graph[atom].parameters) {
           if (!parameter(id).trainable) continue;
           auto& by = stage.trained[id];
           if (!by.empty() && by.back() == atom) continue;
           by.push_back(atom);
           read += parameter(id).bytes;
+          ++count;
         }
         stage.most_read = std::max(stage.most_read, read);
         if (read > Bytes(0)) stage.read_by[atom] = read;
+        if (count == 1) stage.read_one.insert(atom);
       }
       for (const auto& [id, by] : stage.trained) {
         stage.trained_bytes += parameter(id).bytes;
