@@ -112,17 +112,20 @@ Affine Workspaces::backward(const OpCall& op) const {
   for (const auto value : op.results()) add(value);
   if (takes_two_gradients(op)) bytes += ops::bytes_of(graph_, op.results().front());
   if (ops::gradient_place(graph_, op.id()) != GradientPlace::kNew) return bytes;
+  const auto split = autograd::split_backward_of(graph_, plan_, op.id());
+  const bool of_cast = split && split->of_cast;
   if (!hands_gradient_on(op)) {
+    // A linear layer makes its weight's gradient in the parameter's type, not in the cast's.
+    const auto cast = of_cast && split->is_product ? graph_.input(op.id(), split->weight_at) : ValueId::none();
     // A residual's gradient is written over one of the result's gradients.
     const bool writes_over = op.on_cuda() && op.def().has(OpTrait::kDuplicatedOutputs) && op.has("residual");
     for (const auto value : op.tensors()) {
-      if (!writes_over || value != op.tensor("residual")) add(value);
+      if (value != cast && (!writes_over || value != op.tensor("residual"))) add(value);
     }
   }
-  const auto split = autograd::split_backward_of(graph_, plan_, op.id());
   // Gradients of parameters are in single precision. CPUs also multiply in it. On CUDA the gradient of a cast value
   // exists in both types.
-  if (split && split->of_cast) {
+  if (of_cast) {
     const auto given = graph_.input(op.id(), split->x_at);
     const auto definer = graph_.value(given).definer;
     const bool is_cast = definer.valid() && graph_.is(definer, ops::kTo);
