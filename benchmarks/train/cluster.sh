@@ -9,7 +9,7 @@
 # for gpt that were not chosen), like (settings of PyTorch that compute as autopar does), trace, launched (steps with and
 # without CUDA graphs), fp8 (products in 8 bits), largest (the deepest GPT that fits, beside FSDP2's), heads (of 1 to 8
 # million classes beside DTensor; needs class_head beside TRAIN), tests (gpu_mpi beside TRAIN), kill, lose (ranks that are
-# killed or stopped in many small jobs).
+# killed, stopped or throw in many small jobs).
 # WORKS="gpt mlp" chooses; GPUS=2 (all that are here), STEPS=6, PYTHON=python3 (one that has torch), COSTS=FOLDER (measured
 # costs, LINK.json, from earlier calls). What 8 GPUs are to show: cluster.sh TRAIN tests nvlink forced heads largest lose
 set -uo pipefail
@@ -141,22 +141,29 @@ processes() {
   done
 }
 # lose SIGNAL SECONDS LAUNCHER... -- ARGUMENT...: milliseconds from the signal to the last rank, so many seconds after the
-# start and within a step, until the other ranks are gone.
+# start and within a step, until the other ranks are gone. THROW is no signal: that rank's program throws between steps.
 lose() {
-  local signal=$1 after=$2 launcher=() number=$BASHPID job victim pid begin; shift 2
+  local signal=$1 after=$2 launcher=() number=$BASHPID job victim='' pid begin; shift 2
   while [ "$1" != -- ]; do launcher+=("$1"); shift; done; shift
   CLUSTER_JOB=$number AUTOPAR_COST_FILE=$costs/$link.json timeout 120 "${launcher[@]}" -n "$gpus" "$train" "$@" \
-    > "$costs/lost$number" 2>&1 &
+    $([ "$signal" != THROW ] || echo --throw-after "$after") > "$costs/lost$number" 2>&1 &
   job=$!
-  sleep "$after"
-  victim=$(for pid in $(processes "$number"); do
-    tr '\0' '\n' < "/proc/$pid/environ" | grep -qx "PMI_RANK=$((gpus - 1))" && echo "$pid"
-  done | tail -n 1)
-  begin=$(date +%s%N)
-  kill -"$signal" "$victim"
-  while [ -n "$(processes "$number" | grep -vx "$victim")" ] && (($(date +%s%N) - begin < 60000000000)); do sleep 0.05; done
+  if [ "$signal" = THROW ]; then
+    until grep -qs "throws as it was asked to" "$costs/lost$number" || ! kill -0 "$job" 2> /dev/null; do sleep 0.05; done
+    begin=$(date +%s%N)
+  else
+    sleep "$after"
+    victim=$(for pid in $(processes "$number"); do
+      tr '\0' '\n' < "/proc/$pid/environ" | grep -qx "PMI_RANK=$((gpus - 1))" && echo "$pid"
+    done | tail -n 1)
+    begin=$(date +%s%N)
+    kill -"$signal" "$victim"
+  fi
+  while [ -n "$(processes "$number" | grep -vx "${victim:-none}")" ] && (($(date +%s%N) - begin < 60000000000)); do
+    sleep 0.05
+  done
   say "\"work\": \"$signal\", \"launcher\": \"${launcher[*]}\", \"gone_ms\": $((($(date +%s%N) - begin) / 1000000))}"
-  kill -KILL "$victim" 2> /dev/null
+  [ -z "$victim" ] || kill -KILL "$victim" 2> /dev/null
   wait "$job"
   { echo "== $signal under ${launcher[*]}: $*"; tail -n 30 "$costs/lost$number"; } >> "$out/log"
 }
@@ -165,12 +172,12 @@ kill_ranks() {
   lose KILL "${KILL_AFTER:-40}" mpiexec -- gpt --steps 2000
   lose KILL "${KILL_AFTER:-40}" mpiexec -disable-auto-cleanup -- gpt --steps 2000
 }
-# TRIES=10 of each signal, JOBS=1 at a time, with a small net that starts quickly and whose steps are recorded by then.
+# TRIES=10 of each fault, JOBS=1 at a time, with a small net that starts quickly and whose steps are recorded by then.
 lose_ranks() {
   local try signal
   export AUTOPAR_STALL_WARNING=1 AUTOPAR_STALL_TIMEOUT=2 AUTOPAR_COSTS=roofline
   for ((try = 0; try < ${TRIES:-10}; ++try)); do
-    for signal in KILL STOP; do
+    for signal in KILL STOP THROW; do
       while (($(jobs -r | wc -l) >= ${JOBS:-1})); do wait -n; done
       lose $signal "${KILL_AFTER:-8}" mpiexec -disable-auto-cleanup -- mlp --small --steps 1000000 "$@" &
     done

@@ -20,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,7 @@ struct Job {
   std::string mode = "both";
   ap::DeviceChoice device = ap::DeviceChoice::kAuto;
   int steps = 10, threads = 0;
+  double throw_after = 0;  ///< seconds; 0: never
   bool trace = false, on_demand = false;
 };
 
@@ -259,6 +261,12 @@ nlohmann::json ended(std::optional<train::OtherHalf>& other) {
   return line;
 }
 
+/// What becomes of the other ranks is to be seen (`cluster.sh lose`).
+void throw_between_steps() {
+  std::cerr << "train: this rank throws as it was asked to" << std::endl;
+  throw std::runtime_error("--throw-after has passed");
+}
+
 void run_wrapped(ap::World& world, const Job& job, const std::vector<std::string>& arguments) {
   std::optional<train::OtherHalf> other;
   if (job.mode == "both" && world.size() == 1) other.emplace(arguments);
@@ -278,7 +286,10 @@ void run_wrapped(ap::World& world, const Job& job, const std::vector<std::string
     Half half;
     half.device = job.request.device;
     start(half, [&] { make_wrapped(world, half, work, make); });
+    const auto begin = train::Clock::now();
+    const bool may_throw = job.throw_after > 0 && world.rank() == world.size() - 1;
     for (int i = 0; i < job.steps; ++i) {
+      if (may_throw && train::since(begin) > job.throw_after) throw_between_steps();
       const double before = other ? other->step() : 0;
       const double own = half.timed_step();
       if (other) ratios.push_back(before / own);
@@ -310,6 +321,8 @@ int main(int argc, char** argv) try {
   app.add_flag("--written-attention", job.request.written_attention, "of gpt and bert: no kernel that does it all");
   app.add_flag("--small", job.request.small, "a size that two cores train in seconds");
   app.add_flag("--trace", job.trace, "one more step, its kernels by class");
+  app.add_option("--throw-after", job.throw_after, "seconds of steps, after which the last rank throws")
+      ->check(CLI::PositiveNumber);
   app.add_flag("--on-demand", job.on_demand, "a step for each line that comes in; for --mode both")->group("");
   CLI11_PARSE(app, argc, argv);
   std::vector<std::string> arguments(argv, argv + argc);
