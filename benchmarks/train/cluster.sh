@@ -37,9 +37,9 @@ own() {
   chosen "$1" || return 0
   AUTOPAR_COST_FILE=$costs/$link.json row "${LIMIT:-75}" "$1" mpiexec -n "$gpus" "$train" "$1" --steps "$steps" "${@:2}"
 }
-peer() {
+peer() {  # compiling ResNet152 takes two minutes
   chosen "$1" || return 0
-  row "${LIMIT:-90}" "$1, PyTorch" "$python" "$here/peers.py" "$1" --ranks "$gpus" --steps "$steps" "${@:2}"
+  row "${LIMIT:-240}" "$1, PyTorch" "$python" "$here/peers.py" "$1" --ranks "$gpus" --steps "$steps" "${@:2}"
 }
 
 low='--precision bf16-compute'  # PyTorch's best settings compute in bf16, too
