@@ -1,8 +1,10 @@
 #include "torch/planning/device_costs.hpp"
 
+#include <chrono>
 #include <filesystem>
 #include <optional>
 #include <span>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -10,6 +12,7 @@
 #include <autopar/io/checksum.hpp>
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/host_name.hpp>
+#include <autopar/plan/text.hpp>
 #include <autopar/torch/device.hpp>
 
 #include "torch/cost/measured/profiler.hpp"
@@ -32,6 +35,23 @@ std::string cached_name(const CostOrigin& origin) {
   const auto text = origin.device + '\n' + origin.libtorch + '\n' + origin.autopar + '\n' + host_name();
   return "costs-" + std::to_string(checksum(std::as_bytes(std::span(text))));
 }
+
+/// What a first call measures, and how long each part takes.
+class TimedParts {
+ public:
+  /// Calls `work`.
+  template <class Work>
+  void on(const std::string& what, const Work& work) {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    text_ += (text_.empty() ? "" : ", ") + what + " in " + readable(Seconds(taken.count()));
+  }
+  [[nodiscard]] const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
 
 }  // namespace
 
@@ -64,21 +84,28 @@ MeasuredCosts DeviceCosts::costs(const ModelProgram& program, const cost::GraphP
   cost::MeasureOptions measure;
   measure.samples = cost::probe_samples(batch, world_.size());
   measure.recorded = recorded;
-  auto costs = cost::measure_atoms(world_, program.graph, program.plan, profile, device, measure, known);
+  MeasuredCosts costs;
+  TimedParts spent;
+  spent.on("operators",
+           [&] { costs = cost::measure_atoms(world_, program.graph, program.plan, profile, device, measure, known); });
   const bool given_links = !options.cluster_file.empty();
   if (!given_links && lacks_links(known.links, world_)) {
-    auto wire = setting_.new_transport();
-    auto links = cost::measure_links(world_, wire, here, device);
-    links.messages.merge(costs.links.messages);
-    links.all_reduces.merge(costs.links.all_reduces);
-    links.contention.merge(costs.links.contention);
-    links.message_delays.merge(costs.links.message_delays);
-    costs.links = std::move(links);
+    spent.on("links", [&] {
+      auto wire = setting_.new_transport();
+      auto links = cost::measure_links(world_, wire, here, device);
+      links.messages.merge(costs.links.messages);
+      links.all_reduces.merge(costs.links.all_reduces);
+      links.contention.merge(costs.links.contention);
+      links.message_delays.merge(costs.links.message_delays);
+      costs.links = std::move(links);
+    });
   }
   const bool at_once = setting_.steps_at_once;
   auto& updates = at_once ? costs.joint_updates : costs.updates;
-  if (updates.empty()) updates = cost::measure_updates(world_, device, at_once);
-  if (costs.host == MeasuredHost{}) costs.host = cost::measure_host(world_, device);
+  if (updates.empty()) spent.on("optimizers", [&] { updates = cost::measure_updates(world_, device, at_once); });
+  if (!device.is_cpu() && costs.host == MeasuredHost{})
+    spent.on("the host", [&] { costs.host = cost::measure_host(world_, device); });
+  if (world_.rank() == 0 && costs != known) world_.logger(LogModule::kProfiler).info("measured " + spent.text());
   ranks::collective_try(world_, "writing measured costs", [&] {
     if (world_.rank() == 0 && costs != known) keep(costs, origin);
   });
