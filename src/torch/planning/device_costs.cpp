@@ -105,9 +105,10 @@ MeasuredCosts DeviceCosts::costs(const ModelProgram& program, const cost::GraphP
   if (updates.empty()) spent.on("optimizers", [&] { updates = cost::measure_updates(world_, device, at_once); });
   if (!device.is_cpu() && costs.host == MeasuredHost{})
     spent.on("the host", [&] { costs.host = cost::measure_host(world_, device); });
-  if (world_.rank() == 0 && costs != known) world_.logger(LogModule::kProfiler).info("measured " + spent.text());
+  const bool is_new = world_.rank() == 0 && costs != known;
+  if (is_new) world_.logger(LogModule::kProfiler).info("measured " + spent.text());
   ranks::collective_try(world_, "writing measured costs", [&] {
-    if (world_.rank() == 0 && costs != known) keep(costs, origin);
+    if (is_new) keep(costs, origin);
   });
   if (given_links) costs.links = {};
   if (at_once) costs.updates = costs.joint_updates;

@@ -43,10 +43,11 @@ struct SizedStages {
 [[nodiscard]] inline std::vector<MicrobatchSamples> samples_in_flight(const Staging& staging,
                                                                       const SliceTable& slices) {
   std::vector samples(staging.replicas.size(), MicrobatchSamples(staging.microbatches));
-  const std::vector<std::int64_t>& sizes = slices.microbatches(staging.microbatches);
-  if (std::ranges::adjacent_find(sizes, std::ranges::not_equal_to{}) == sizes.end()) return samples;
   for (std::size_t s = 0; s < samples.size(); ++s) {
-    if (follows_order(staging, s)) samples[s] = MicrobatchSamples(sizes);
+    if (!follows_order(staging, s)) continue;
+    const std::vector<std::int64_t>& sizes = slices.microbatches(staging.microbatches);
+    const bool alike = std::ranges::adjacent_find(sizes, std::ranges::not_equal_to{}) == sizes.end();
+    if (!alike) samples[s] = MicrobatchSamples(sizes);
   }
   return samples;
 }

@@ -32,6 +32,10 @@ struct LargestTrained {
   Bytes of_all{};      ///< of any member
   Bytes of_several{};  ///< of those that read several trainable parameters
 
+  /// Of a member that reads so many bytes of so many parameters.
+  [[nodiscard]] static LargestTrained of(Bytes read, int parameters) {
+    return {read, parameters > 1 ? read : Bytes(0)};
+  }
   void add(const LargestTrained& other) {
     of_all = std::max(of_all, other.of_all);
     of_several = std::max(of_several, other.of_several);
@@ -292,7 +296,7 @@ void set_regions(Workload& work, const ModelProfile& profile, const M& model) {
       const Bytes bytes = profile.parameters[id.index()].bytes;
       sum += shards == 1 ? bytes : part_of_shard(bytes, profile.tensor_regions[static_cast<std::size_t>(r)], shards);
     }
-    return LargestTrained{sum, count > 1 ? sum : Bytes(0)};
+    return LargestTrained::of(sum, count);
   };
 }
 
@@ -352,7 +356,7 @@ template <CostModel<Graph<OpProfile, ValueProfile>> M>
              "several atoms read a copy of a parameter that each call makes for one");
       is_read[parameter.index()] = true;
     }
-    unit.largest_trained = {trained, count > 1 ? trained : Bytes(0)};
+    unit.largest_trained = LargestTrained::of(trained, count);
   }
   work.parameters = profile.parameters;
   work.inputs = profile.inputs;
